@@ -39,8 +39,9 @@ class StreamText:
 class AppendedText(StreamText):
     """The text of a stream for readers that cannot take back what they have shown.
 
-    A revision that keeps the shown text adds to it. After any other one nothing is added until the
-    text begins with the shown text again; `text` is always the current one.
+    A revision that keeps the shown text only appends to it. After any other revision nothing is
+    appended until the current text begins with the shown text again. `text` is always the current
+    text.
     """
 
     def __init__(self) -> None:

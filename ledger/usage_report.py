@@ -95,7 +95,7 @@ def usage_document(query: UsageQuery, sums: UsageSums) -> dict[str, Any]:
 
 
 def sums_of(documents: Iterable[Mapping[str, Any]], query: UsageQuery) -> UsageSums:
-    """Return the sums of several documents of the same query, each of another ledger."""
+    """Return the sums of documents from several ledgers, all answers to the same query."""
     sums, names = UsageSums(query), [_shown(name) for name in query.by]
     for document in documents:
         for row in document["usage"]:

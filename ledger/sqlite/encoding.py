@@ -11,7 +11,7 @@ head of a log row has its own checksum, so that the streams of a damaged row are
     segment   crc u32 · n u32 · bytes of frames u32 · frames · ids of each · ids · extras
     extras    n u32 · position of each · bytes of each · the extras, concatenated
 
-A cold segment stores many records of one stream compactly. An entry describes a record but for its
+A cold segment stores many records of one stream compactly. An entry describes a record without its
 index: it has the record's ids and its text. If the Token frame cannot be restored exactly from text
 and index, the entry has the whole frame instead of the text. Records with equal entries share one.
 Entries are stored column by column and compressed by zstd. The checksum covers the zstd frame and
@@ -68,7 +68,7 @@ _PLACE = struct.Struct("<QQ")  # `first` and `length` of a segment's row
 _HEAD = struct.Struct("<IBIB")  # the header, the tag, the corr and the length of the text
 _HEAD_SIZE = VERSION_BITS + _HEAD.size - HEADER_BYTES
 _NO_EXTRAS = _U32.pack(0)
-# The last byte of a varint, and its earlier bytes, by their lower seven bits.
+# Two tables by the lower seven bits of a byte: the last byte of a varint, and an earlier byte.
 _LAST = [bytes((low,)) for low in range(128)]
 _NOT_LAST = [bytes((low | 128,)) for low in range(128)]
 
@@ -174,9 +174,8 @@ def split_frames(data: bytes) -> list[bytes]:
 def pack_ids(ids: Sequence[tuple[int, ...]]) -> bytes:
     try:
         flat = [only for (only,) in ids]
-        counts = b"\1" * (
-            1 + len(ids)
-        )  # works like `column`, whose call would take most of the time
+        # This is `column` of ones, without a call, which would take most of the time.
+        counts = b"\1" * (1 + len(ids))
     except ValueError:
         flat = list(chain.from_iterable(ids))
         counts = column(list(map(len, ids)))
@@ -259,7 +258,7 @@ class Unpacked(NamedTuple):
 
     @classmethod
     def of_layout_6(cls, frames: Sequence[bytes], ids: Sequence[tuple[int, ...]]) -> Unpacked:
-        """Return the columns of records whose ids may have marks."""
+        """Return the columns of records of layout 6, whose ids may have marks (`marked_ids`)."""
         records = list(map(unmarked, frames, ids))
         return cls(*map(list, zip(*records, strict=True))) if records else cls([], [], [])
 

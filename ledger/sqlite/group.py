@@ -1,4 +1,4 @@
-"""Group commit: writes of one turn of the event loop, or during a commit, are stored together.
+"""Group commit: one commit stores all writes that have come since the previous one began.
 
 A commit with durability `process` runs on the event loop itself, where SQLite takes a few
 microseconds; handing it to a thread and back would take seven times as long. A commit with

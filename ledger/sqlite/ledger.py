@@ -1,9 +1,9 @@
 """The ledger in one SQLite file: WAL, one writer, group commit.
 
-Each commit is one row in `log`. The tail of a stream in memory has its frames in the log. A tail
-that is large, old or ended becomes a segment, in the transaction of some commit, and the log before
-the oldest tail is pruned. A replay reads segments, then the tail. Recovery rebuilds the tails from
-the log.
+Each commit is one row in `log`. The newest frames of a stream, its tail, are in the log and in
+memory. A tail that is large, old or ended becomes a segment, in the transaction of some commit. Log
+rows that no tail needs any more are deleted. A replay reads segments, then the tail. Recovery
+rebuilds the tails from the log.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class SqliteLedger:
         try:
             return await self.info(stream)
         except NotFound:
-            return None  # it is being removed
+            return None  # the stream is being removed
 
     async def _with_key(self, idempotency_key: str | None, request_hash: bytes) -> bytes | None:
         """Return the id of the stream that was created with the key, or None."""
@@ -374,7 +374,7 @@ class SqliteLedger:
         commit = self._commits.forming.commit
         for stream, count in tokens.items():
             tail = self._residents.tails.get(stream)
-            if tail is not None:  # its row may be stored later than this commit
+            if tail is not None:  # the usage of the stream may be stored later
                 tail.delivered_tokens = max(tail.delivered_tokens, count)
             commit.delivered.append((count, stream))
         await self._commits.commit()
@@ -413,4 +413,4 @@ class SqliteLedger:
             await self._commits.commit()
         await self._retention.measure()
         if residents.due_tails:
-            self._commits.schedule()  # stores ended streams as segments, so that they can expire
+            self._commits.schedule()  # ended streams become segments, so that they can expire

@@ -131,7 +131,7 @@ class SqliteObjects:
         tails = await self._tails_of(write)
         owned = self._owner(write)  # checked again: the owner may have changed during the awaits
         # No await from here on, so that the whole write is in one commit.
-        self._owned[write.key] = self._owned.pop(write.key)  # the end of the order of eviction
+        self._owned[write.key] = self._owned.pop(write.key)  # to the end, to be evicted last
         self._put_streams(write, tails)
         self._put_values(write, owned)
         self._retention.objects_grew(_size(write))

@@ -181,7 +181,7 @@ class Retention:
         log.info("ledger.disk_has_room", path=self._storage.name)
 
     async def _is_still_full(self) -> bool:
-        """Check the disk again. A checkpoint to the file frees space in the WAL."""
+        """Return True if the disk is still full, after a checkpoint that frees space in the WAL."""
         sizes = self._room.sizes
         if sizes is not None and sizes.unmoved_bytes <= sizes.disk_free_bytes:
             await self._maintenance.checkpoint(cut=False)
@@ -202,7 +202,7 @@ class Retention:
         return self._shortages[kind] is None
 
     def is_spent(self, kind: StreamKind) -> bool:
-        """Return True if running streams of a kind can only end."""
+        """Return True if running streams of a kind may store only their ends, for lack of space."""
         return kind in self._residents.spent
 
     async def find_room(self, kind: StreamKind) -> None:
@@ -240,7 +240,7 @@ class Retention:
         if await self._clean_up():
             # Truncating a long WAL takes many milliseconds: do it only while nothing is appended.
             await self._maintenance.checkpoint(cut=self._commits.is_quiet())
-            await self._slice(reclaim=1)  # its commit finishes the checkpoint
+            await self._slice(reclaim=1)  # the commit of this slice finishes the checkpoint
             await self.measure()
 
     async def _remove_expired(self, now: int) -> int:
@@ -341,9 +341,10 @@ class Retention:
         await self._commits.commit()
 
     async def _pause(self) -> None:
-        """Let producers run, and wait for a checkpoint in progress.
+        """Pause between two commits of clean-up, so that producers can write.
 
-        During a checkpoint every write may have to wait for the file system.
+        Also wait for the end of a running checkpoint, which may make every write wait for the file
+        system.
         """
         await asyncio.sleep(self._settings.pause_s)
         await self._maintenance.wait_for_checkpoint()

@@ -127,9 +127,9 @@ class Storage(Protocol):
     def commit_durably(self, commit: Commit, behind: Callable[[], Commit]) -> Awaitable[None]:
         """Store a commit so that it survives a power cut once the returned awaitable is done.
 
-        `behind` is called before this returns, if possible while the disk syncs. The commit that
-        it returns is stored after `commit`, without a sync. Readers may see it before `commit` is
-        durable.
+        `behind` returns a second commit, which needs no sync. It is called before this method
+        returns, if possible while the disk syncs, and the second commit is stored after `commit`.
+        Readers may see the second commit before `commit` is durable.
         """
 
     @property
@@ -252,16 +252,16 @@ class Maintenance(Protocol):
         """Return ended streams that were not used since `before_ms` and are not cold."""
 
     async def checkpoint(self, *, cut: bool) -> None:
-        """Checkpoint the WAL. The file has its new size after the next commit.
+        """Checkpoint the WAL; the database file has its new size only after the next commit.
 
         With `cut` a long WAL file is truncated if no reader needs it.
         """
 
     async def fetch(self, *, reclaim: int, vacuum: int) -> None:
-        """Read the pages that a commit with these values will need into memory.
+        """Read into memory the pages that a commit with these values will need.
 
         Old data is only on the disk, and the writer must not wait for it.
         """
 
     async def wait_for_checkpoint(self) -> None:
-        """Wait until no checkpoint is running, which makes every write wait for the disk."""
+        """Wait for the end of a running checkpoint, during which every write waits for the disk."""

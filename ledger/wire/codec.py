@@ -28,8 +28,8 @@ FLAG_ZSTD = 0x1
 TAG_OFFSET = HEADER_BYTES
 CORR_OFFSET = HEADER_BYTES + 1
 _PREFIX = struct.Struct("<IBI")
-_U32 = struct.Struct("<I")  # for a header or a corr
-_HEAD = struct.Struct("<IB")  # for a header and a tag
+_U32 = struct.Struct("<I")  # format of a header, and of a corr
+_HEAD = struct.Struct("<IB")  # format of a header and the tag after it
 tag_and_corr_of = struct.Struct(f"<{TAG_OFFSET}xBI").unpack_from
 """Return the tag and the corr of an encoded frame, in a single C call.
 
@@ -72,7 +72,7 @@ def bad_length(message: str) -> FrameError:
 def check_tag(tag: int, tags: Container[int], known: Container[int] = ()) -> None:
     """Check that a tag is allowed.
 
-    `known` tags that are not in `tags` belong to the other side.
+    `known` has all tags of the schema; only the other side sends those that are not in `tags`.
 
     Raises:
         FrameError: The tag is not allowed.
@@ -275,7 +275,7 @@ class FrameSplitter:
     def feed_one(self, data: Raw) -> bytes | None:
         """Return the first frame if `data` completes it, and keep the rest for `feed`.
 
-        Later frames may have another limit.
+        The caller can then change the limit or the tags before later frames are checked.
         """
         self._rest += data
         if len(self._rest) <= HEADER_BYTES:
@@ -299,7 +299,8 @@ class FrameSplitter:
             header, tag = head_of(data, start)
             length = header - VERSION_BITS
             end = start + HEADER_BYTES + length
-            # This is also true for a header with flags, which is larger.
+            # A header with flags also gets here, because its flags make `length` larger than
+            # `most`.
             if not (MIN_LENGTH_BYTES <= length <= most and tag in tags):
                 end = start + HEADER_BYTES + length_of(header, most)
                 check_tag(tag, tags, self._known)

@@ -605,7 +605,7 @@ class Pass(Frame):
 
 @frame(28)
 class Renew(Frame):
-    """A Resume of an edge that had the stream open, with its Pass instead of a token."""
+    """A Resume by an edge that opened the stream before, with its Pass instead of a token."""
 
     stream: StreamId
     after: Uint | None

@@ -144,7 +144,7 @@ class SqliteFile(Queries):
 
     @property
     def waits(self) -> bool:
-        return self._checkpointer.asks_writer  # a finished checkpoint syncs twice
+        return self._checkpointer.asks_writer  # finishing a checkpoint waits for two syncs
 
     async def _commit_in_thread(self, commit: Commit, behind: Commit) -> None:
         await self._writing.run(lambda: self._apply(commit, full=commit.power))

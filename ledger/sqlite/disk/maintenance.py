@@ -113,7 +113,7 @@ class SqliteMaintenance:
         try:
             disk = os.statvfs(self._path.parent)
         except OSError as error:
-            self.check()  # raises an error that names the file, if one is missing
+            self.check()  # if a file is missing, this raises an error that names it
             raise LedgerAway(f"{self._path.parent}: {error.strerror or error}") from error
         file_bytes = self._lookups.number("PRAGMA page_count") * self._page_bytes
         return Sizes(

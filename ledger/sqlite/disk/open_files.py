@@ -51,7 +51,7 @@ class OpenFiles:
         """
         for path, number in self._numbers.items():
             found = None
-            with suppress(OSError):  # after any error the file counts as deleted
+            with suppress(OSError):  # a file that cannot be examined counts as deleted
                 found = number_of(path.stat())
             if found != number:
                 self.failure = LedgerFailed(
