@@ -1,9 +1,10 @@
 """Budgets of API keys: how many tokens a key may use in a day and in a month of UTC.
 
-What ended streams have used comes from the ledger, which origins may share. It is read when a key
-is first seen, and again every few seconds. Added to it are the streams that have ended here since
-then, and those that run here. So what other origins of the ledger have used in the meantime is
-missing for some seconds, and the last requests before the limit may exceed it.
+The tokens of ended streams come from the ledger, which several origins may share. A key's sums are
+read when the key is first seen, and again every few seconds. The tokens of streams that have ended
+here since then, and of those that run here, are added. So the tokens that other origins of the
+ledger have used in the meantime are missing for some seconds, and the last requests before the
+limit may exceed it.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ def has_budget(caller: Caller | None) -> bool:
 class _Spending:
     """The tokens of one key.
 
-    `by_day` has the sums of the ledger. `since` are the tokens of streams that have ended here
-    since these were read, and `reading` of those since the next reading began, if one has.
+    `by_day` has the sums that were last read from the ledger, and `since` the tokens of streams
+    that have ended here since then. While the sums are read again, `reading` has the tokens of
+    streams that have ended here since this reading began; otherwise it is None.
     """
 
     by_day: dict[int, int]

@@ -21,7 +21,8 @@ def why_not(recipe: Recipe, ready: Ready, history: History) -> str | None:
         return f"{ready.model!r} is now served by workers of another kind"
     if ready.kind == TEXT:
         return None
-    # The same engine has the same vocabulary, so up to a million ids need no check against it.
+    # The engine of the recipe has the same vocabulary. Only for another engine are all ids, which
+    # may be a million, compared with the vocabulary.
     is_other = recipe.fingerprint != ready.fingerprint
     if is_other and max(chain(recipe.prompt_ids, history.ids)) >= ready.vocab:
         return f"{ready.model!r} has another vocabulary now"

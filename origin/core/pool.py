@@ -1,9 +1,10 @@
 """The core of models and workers: which are loaded, when and why. Events in, commands out.
 
 A caller reports what happens and when (`handle`), carries out the commands that come back, and
-reports a Tick at the time that `wake_at` names. The pool that serves, the shadow beside it and the
-simulations are one code. Several callers cannot race: every event ends in states of the tables in
-`states.py`. Time never goes back: an event that is dated before the last one counts as of that.
+reports a Tick at the time that `wake_at` names. The serving pool, the shadow pool and the
+simulations all use this code. Callers cannot race, because every change of state follows the tables
+in `states.py`. Time never goes back: an event with an earlier time than the event before it gets
+the time of that one.
 """
 
 from __future__ import annotations

@@ -95,8 +95,8 @@ class StreamState(Enum):
     """A worker was chosen, and the ledger is asked to make this origin its producer."""
     RECALLED = "recalled"
     """The claim is not needed any more: the worker died, or the stream was cancelled. Nothing else
-    happens to the stream before the ledger has answered, because of two claims at a time the
-    second could be carried out first."""
+    happens to the stream before the ledger has answered: if this origin sent a second claim now,
+    the ledger might carry out the second one first."""
     RUNNING = "running"
     """A worker has the order to generate the stream."""
     CANCELLING = "cancelling"

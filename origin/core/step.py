@@ -28,7 +28,7 @@ class FailedRun(NamedTuple):
 class StepFrames(NamedTuple):
     """The emissions of the runs that are still on their worker, with the stream of each row.
 
-    `failed` are runs that are retried: none of their emissions is among these.
+    `failed` are runs that are retried; `emissions` has none of theirs.
     """
 
     streams: Sequence[Stream]
@@ -57,7 +57,7 @@ class StepFrames(NamedTuple):
 
         A StreamEnd is stored with its stream's statistics and usage. `now` is the time of the
         core's clock in seconds, and `now_ms` the Unix time. `reach` returns the index up to which a
-        stream's readers have its frames; see `Readers`.
+        stream's readers have its frames; see `Readers.reach`.
         """
         streams, made = self.streams, self.emissions
         extras = [b""] * len(streams)
@@ -89,7 +89,7 @@ class StepFrames(NamedTuple):
         return Appends(ids, epochs, made.indexes, made.frames, made.ids, extras)
 
     def _delivered(self, at: int, reach: int, output: int) -> int:
-        """Return how many tokens of the stream that row `at` ends are before index `reach`."""
+        """Return how many tokens are before index `reach`, of the stream whose end is row `at`."""
         stream, made = self.streams[at], self.emissions
         known = stream.progress.next_index
         if not stream.recipe.prompt_ids or reach >= made.indexes[at]:

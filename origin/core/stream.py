@@ -28,7 +28,7 @@ MAX_PENDING_STEERS = 16
 MAX_TIMED_FRAMES = 4096
 """Maximum number of frames of a stream whose release times are kept, in four bytes each."""
 UNKNOWN_EPOCH = 0
-"""Epoch of a stream if the ledger did not answer its takeover, which may have happened."""
+"""Epoch of a stream whose takeover the ledger did not answer, so that it may have happened."""
 
 TEXT = "text"
 """The kind of workers that produce text, not tokens: custom producers and upstream servers."""
@@ -48,7 +48,7 @@ class Steering:
     _in_log: int | None = None
     """Number of orders that are durable in the stream's log; None before the log was read."""
     _inserts: bool = False
-    """True until the text with which a branch begins is durable; it counts as an order there."""
+    """True until the text with which a branch begins is durable; the log has it like an order."""
 
     @property
     def orders(self) -> list[Steer]:
@@ -120,7 +120,7 @@ class StreamProgress:
     queue_ms: int | None = None
     """Time at which a worker was first told to generate the stream."""
     first_ms: int | None = None
-    """Release time of the stream's first frame other than our notices, if it was made here."""
+    """Release time of the stream's first frame that is no notice, if it was made at this origin."""
     _is_begun: bool = False
 
     def go_on(self, history: History, now_s: float) -> None:
@@ -254,7 +254,7 @@ class Stream:
     failed_on: int | None = None
     timed_ms: int = 0
     is_delivered: bool = False
-    """True if a reader has, or is sent, all tokens when the end of a worker is stored."""
+    """True if the usage that is stored with a worker's end counts all tokens as delivered."""
     place: int = 0
     """Position among the waiting streams of the same class; the lowest is first."""
     end: PendingEnd = PendingEnd(FinishReason.FAILED)

@@ -189,7 +189,10 @@ class EndRefused:
 
 @dataclass(frozen=True, slots=True)
 class RunsStarted:
-    """A worker works on these runs, which have no output yet: they may be what kills it."""
+    """A worker has begun these runs, which have no output yet.
+
+    If the worker dies, one of them may be the cause.
+    """
 
     worker: int
     runs: Sequence[int]
@@ -199,7 +202,8 @@ class RunsStarted:
 class WorkerAvailable:
     """A worker may be given streams: it is ready, or was silent and has sent a frame again.
 
-    The core of models and workers was told before. `is_new`: the worker has just loaded its model.
+    The core of models and workers has handled this before. `is_new`: the worker has just loaded its
+    model.
     """
 
     worker: int

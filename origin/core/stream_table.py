@@ -91,7 +91,7 @@ class StreamTable:
         return (self.state_of(stream), event) in STREAM_TRANSITIONS
 
     def turn(self, stream: Stream, event: StreamEvent) -> bool:
-        """Change a stream's state by the table; return False if the event comes too late."""
+        """Change a stream's state by STREAM_TRANSITIONS; return False if an event is too late."""
         before = stream.state
         after = STREAM_TRANSITIONS.get((before, event))
         if after is None:
@@ -120,7 +120,7 @@ class StreamTable:
         return stream
 
     def drop(self, stream: Stream, event: StreamEvent, now: float) -> bool:
-        """Remove the record of a stream that is over here; return False for a late event."""
+        """Remove the record of a stream that no longer runs or waits here; return False if late."""
         if not self.turn(stream, event):
             return False
         self.unplace(stream)

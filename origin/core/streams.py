@@ -94,7 +94,8 @@ class StreamCore:
     """Decides about the streams of one origin, whose records are in `table`.
 
     `shedding` has the load level, and `quotas` the limits of tenants. Models and workers have a
-    core of their own (`ModelPool`), whose records are read here; it must be told of an event first.
+    core of their own (`ModelPool`), whose records are read here; that core must get each event
+    before this one.
     """
 
     def __init__(
@@ -176,8 +177,8 @@ class StreamCore:
 
         Emissions of runs that are over are left out. So are all emissions of a run that fails for
         the first time here, its end included: another run makes them again from the stream's log.
-        No reader has seen them, and the text before the end may differ from that of a whole run,
-        because the worker sends what it had held back.
+        No reader has seen them. Their last text may differ from that of an uninterrupted run,
+        because the worker of a failed run sends the text that it had held back.
         """
         step = self.table.step(worker, emissions)
         if not emissions.failed:

@@ -45,7 +45,7 @@ class CallRun(Generic[C]):
         self._call: C | None = call  # None once the object has answered
         self._safe = call.method in SAFE_METHODS
         self._head = call.method == "HEAD"
-        # the edge's credit and the number of frames sent, counted in Body frames
+        # counts Body frames: those sent so far, and those that the edge's credit allows
         self._window = Window.starting(0, call.credit, MAX_CREDIT_BODIES, call.credit_bytes)
         self._may_send = asyncio.Event()
         self._task: asyncio.Task[None] | None = None

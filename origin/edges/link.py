@@ -115,7 +115,7 @@ class EdgeLink(asyncio.Protocol):
         self._silence_timeout_s = 0.0  # 0 until the edge announces a timeout
         self._feeds: dict[int, Feed] = {}
         self._calls: dict[int, CallRun[Any]] = {}
-        self._answers: set[int] = set()  # corrs of Cancels and Steers in progress
+        self._answers: set[int] = set()  # correlation ids of Cancels and Steers in progress
         self._carried_out: dict[int, asyncio.Task[None]] = {}  # unanswered requests, by corr
         self._detached = 0  # number of requests without an answer whose corr was detached
         self._backlog: deque[bytes] = deque()  # frames that have arrived and are not handled yet
@@ -125,7 +125,7 @@ class EdgeLink(asyncio.Protocol):
         self._out: list[bytes] = []
         self._bulk: list[bytes] = []
         self._queued = 0  # bytes in `_out` and `_bulk`
-        # (byte offset in `_out`, corr) of each frame whose corr is patched in `_flush`
+        # (byte offset in `_out`, new correlation id) of each frame that `_flush` patches
         self._places: list[tuple[int, int]] = []
         self._out_bytes = 0
         self._paused = False  # True while the transport has BULK_HIGH_BYTES unsent
@@ -404,7 +404,7 @@ class EdgeLink(asyncio.Protocol):
                 )
 
     def _feed(self, corr: int, wanted: Open | Resume | Renew, *, follow: bool = True) -> Feed:
-        """Create the feed of a corr.
+        """Create the feed for a correlation id.
 
         This happens before the stream is known, because Credit may arrive earlier.
         """

@@ -122,7 +122,7 @@ class Peers:
     ) -> None:
         """Create the peers, without connections.
 
-        If the operation of a request is in `here`, this origin takes the object over and runs it.
+        `here` has the operations for which this origin takes an object over and runs it itself.
         """
         self._transport = transport
         self._seize = seize
