@@ -124,9 +124,11 @@ class FilterGate:
 
     def _check_hold(self, verdict: Verdict, chars: int, last: bool) -> None:
         if not 0 <= verdict.hold <= chars:
-            raise _failure(f"hold is {verdict.hold}, but {chars} characters are undecided")
+            raise _failure(
+                f"hold is {verdict.hold}, but must be from 0 to {chars}, the unsent characters"
+            )
         if verdict.end is None and last and verdict.hold:
-            raise _failure(f"it still holds {verdict.hold} characters at the end")
+            raise _failure(f"hold is {verdict.hold} at the end of the text, but must be 0 there")
         if verdict.end is None and verdict.hold > MAX_HELD_CHARS:
             raise _failure(f"hold is {verdict.hold} characters, the limit is {MAX_HELD_CHARS}")
 

@@ -1,11 +1,12 @@
 """Speculative decoding: drafting the next tokens, and verifying the drafts.
 
 The engine decodes the rows [last, d1 .. dk] in one step and draws at each of their positions with
-the run's own seed (and, under a grammar, its mask). The draws are what counts; drafts only decide
-how many of them were drawn from the right row. So drafts never change a text, and a drafter may be
-wrong and may forget everything, as it does when a run continues elsewhere. (Leviathan et al., Fast
-Inference from Transformers via Speculative Decoding, 2023, accept by chance; here a draw is a
-function of row, seed and position, so equality is enough.)
+the run's own seed (and, under a grammar, its mask). A draw counts only if all drafts before it
+equal the draws at their positions, since otherwise its row belongs to a different text. So drafts
+never change a text. A drafter may be wrong, and may forget everything, as it does when a run
+continues elsewhere. (Leviathan et al., Fast Inference from Transformers via Speculative Decoding,
+2023, accept a draft with some probability. Here a draw is a function of row, seed and position, so
+that a draft is accepted if it equals the draw.)
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _GREEDY = Sampling()
 class Asked(NamedTuple):
     """A request for at most `limit` drafts after `ids`, a run's prompt and generated tokens.
 
-    A run's `ids` only grow from step to step; this is the run's list itself, not a copy.
+    A run's `ids` only grow from step to step: `ids` is the run's list itself, not a copy.
     """
 
     run: int
@@ -62,8 +63,9 @@ class Drafter(Protocol):
 def accepted(drafts: Sequence[int], drawn: Sequence[int]) -> list[int]:
     """Return the tokens of a verified step: the draws up to the first that differs from its draft.
 
-    drawn[i] was drawn from the row of the i-th of [last, *drafts]: one more than drafts, or fewer
-    if a run ended in between. The row after a draft is right only if the draft is.
+    drawn[i] was drawn from the row of item i of [last, *drafts]. So there is one draw more than
+    drafts, or there are fewer draws if the run ended in between. The row after a draft is right
+    only if the draft is.
     """
     tokens = []
     for at, token in enumerate(drawn):
@@ -122,7 +124,7 @@ class _Text:
         # after its latest occurrence.
         self._recent: dict[tuple[int, ...], int] = {}
         self._older: dict[tuple[int, ...], int] = {}
-        self._indexed = 0  # the n-grams before the first this many tokens are indexed
+        self._indexed = 0  # number of tokens whose preceding n-grams are in an index
 
     def propose(self, ids: Sequence[int], limit: int) -> Sequence[int]:
         self._index(ids)
@@ -147,7 +149,7 @@ class _Text:
 
 
 def _going_on(ids: Sequence[int], at: int, limit: int) -> list[int]:
-    """Return `limit` ids from index `at` on; after the last id they begin again at `at`."""
+    """Return `limit` ids from index `at` on; if there are fewer, repeat those."""
     period = len(ids) - at
     return [ids[at + n % period] for n in range(limit)]
 

@@ -1,13 +1,13 @@
 """The engine: runs in, emissions out, one `step` at a time; no sockets or threads.
 
 A step executes what the scheduler has planned: chunks of prompts, tokens that are known but not
-cached, and one new token, or several where guesses were right, of each decoding run. All of it is
-one batch for the device, and everything that it produced is one Step frame for the ledger.
+cached, and for each decoding run one new token, or several if drafts were right. All of it is one
+batch for the device, and everything that it produced is one Step frame for the ledger.
 
-A pipelined engine reads a step's tokens after it has launched the next step. That is possible while
-the next step depends on the number of tokens only, not on their ids: decoding without guesses,
-grammars or penalties. If a run turns out to have ended, its row in the next step was computed for
-nothing.
+A pipelined engine reads a step's tokens after it has launched the next step. That is possible if
+the next step depends only on the number of tokens, not on their ids, as it does for decoding
+without drafts, grammars or penalties. If a run turns out to have ended, its row in the next step
+was computed for nothing.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class InFlightStep:
 
     @property
     def awaited(self) -> dict[Generation, int]:
-        """For each generation that waits for a draw of this step, the index of the draw."""
+        """Maps each generation that waits for a draw of this step to the index of the draw."""
         return {generation: place for place, (_, generation, _) in enumerate(self.works)}
 
 
@@ -109,7 +109,7 @@ class Engine:
         One that cannot be served ends as FAILED; raises Conflict for an id in use.
         """
         if run_id in self._generations:
-            raise Conflict(f"run {run_id} exists", field="corr")
+            raise Conflict(f"run id {run_id} is in use already", field="corr")
         try:
             self._check(run)
             generation = Generation(run_id, run, self._model_context)
@@ -148,7 +148,7 @@ class Engine:
         self._scheduler.set_small_steps(enabled=small_steps)
 
     def step(self) -> list[Emission]:
-        """Run one plan; return its emissions, and those of calls since the last step."""
+        """Run one plan; return its emissions, and those of other calls since the last step."""
         emissions, self._outbox = self._outbox, []
         if self._guesses:
             emissions += self._land()  # guesses depend on the tokens of the last step
@@ -174,7 +174,9 @@ class Engine:
         """Raise ValueError for a prompt or tokens that the model cannot take."""
         context, vocab = self._model_context.context, self._model_context.vocab
         if not 0 < len(run.prompt_ids) < context:
-            raise ValueError(f"a prompt of {len(run.prompt_ids)} tokens in a context of {context}")
+            raise ValueError(
+                f"the prompt has {len(run.prompt_ids)} tokens, but must have 1 to {context - 1}"
+            )
         if max(chain(run.prompt_ids, run.generated_ids, run.inserted_ids)) >= vocab:
             raise ValueError(f"a token id outside the vocabulary of {vocab}")
 

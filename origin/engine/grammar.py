@@ -63,7 +63,7 @@ _LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,  # about 20 ms of work
     step_lexer_fuel=200_000,  # about 15 ms of work for one mask
     step_max_items=50_000,
-    max_lexer_states=50_000,  # about 100 MB
+    max_lexer_states=50_000,  # which take about 100 MB of memory
     max_grammar_size=100_000,
     verbose_errors=False,  # verbose errors would quote the output of the run
 )
@@ -73,9 +73,9 @@ def why_costly(schema: Any) -> str | None:
     """Return why following a parsed schema would block the worker, or None if it would not.
 
     llguidance limits most of its work, but not all: it joins schemas by intersecting their
-    patterns, in time exponential in their number, and a multipleOf is an automaton with as many
-    states. Within these limits a format takes at most some tenths of a second to check and to
-    start.
+    patterns, in time exponential in their number, and turns a multipleOf into an automaton with as
+    many states as its value. Within these limits a format takes at most some tenths of a second to
+    check and to start.
     """
     pairs = list(_pairs(schema))
     patterns = {
@@ -318,9 +318,9 @@ class GrammarCompiler:
 class OutputGrammar:
     """The ids that one run may draw next.
 
-    For a run with a format, the engine ends the run as `stop` without drawing when `finished`, at
-    first and after each token; draws under `mask()`, or with drafts under the first masks of
-    `draft_masks(drafts)`; and gives each token that it takes to `accept`.
+    For a run with a format the engine does three things. It ends the run as `stop`, without a draw,
+    as soon as `finished` is True. It draws under `mask()`, or with drafts under the first masks of
+    `draft_masks(drafts)`. It gives each token that it takes to `accept`.
 
     Every method raises CallerError (field `format`) when the grammar cannot continue, because it
     has become too complex or the tokenizer has no suitable token; the run has then failed with that

@@ -141,7 +141,7 @@ def _from_fallback(word: str) -> bytes:
 
 
 class PendingScores:
-    """Scores of tokens whose frame is not made yet: the last ones that fit into a frame."""
+    """Scores of tokens without a frame so far; beyond a frame's limit the oldest are dropped."""
 
     def __init__(self) -> None:
         self._scores: deque[TokenScores] = deque()

@@ -72,10 +72,10 @@ def test_no_text_is_not_checked_but_the_last_is() -> None:
     [
         ([RuntimeError("no model")], "RuntimeError: no model"),
         ([True], "check gave a bool, not a Verdict"),
-        ([Verdict(hold=4)], "hold is 4, but 3 characters are undecided"),
-        ([Verdict(hold=-1)], "hold is -1, but 3 characters are undecided"),
-        ([PASS, Verdict(hold=1)], "hold is 1, but 0 characters are undecided"),
-        ([Verdict(hold=1)] * 2, "it still holds 1 characters at the end"),
+        ([Verdict(hold=4)], "hold is 4, but must be from 0 to 3, the unsent characters"),
+        ([Verdict(hold=-1)], "hold is -1, but must be from 0 to 3, the unsent characters"),
+        ([PASS, Verdict(hold=1)], "hold is 1, but must be from 0 to 0, the unsent characters"),
+        ([Verdict(hold=1)] * 2, "hold is 1 at the end of the text, but must be 0 there"),
     ],
 )
 def test_a_filter_that_fails_ends_its_stream_as_failed(answers: list[Any], message: str) -> None:
