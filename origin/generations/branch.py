@@ -68,7 +68,7 @@ def check_branch(request: Open, parent: Parent) -> None:
         raise _belongs_to_parent("overflow")
     if request.model not in ("", recipe.model):
         raise CallerError(
-            f"is {request.model!r}, but the stream that is branched is of {recipe.model!r}",
+            f"is {request.model!r}, but the branch has the model of its parent, {recipe.model!r}",
             field="model",
             hint="leave it out",
         )

@@ -1,7 +1,8 @@
-"""Stores how much of ended generations was delivered after their end.
+"""Stores how many tokens of ended generations were delivered after their end.
 
-When a generation ends, its usage says how many of its tokens were sent to a reader until then, or
-are sent at once. Readers may come later, or read on: what they got is stored here.
+The usage that is stored when a generation ends counts the tokens that were sent to a reader before,
+or are sent at once. Readers may also come later, or continue to read: the tokens that they get then
+are stored here.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ ALL_TOKENS = 2**62
 
 
 async def store_deliveries(ledger: Ledger, readers: Readers, running: Container[bytes]) -> None:
-    """Store what readers have got that have left since the last call.
+    """Store how many tokens were sent to readers that have left since the last call.
 
-    Streams that have not ended are kept for a later call: those that are `running` here get their
-    usage from `Readers.reach` when they end, others may be running at another origin.
+    Streams that have not ended are kept for a later call. The usage of those that are `running`
+    here comes from `Readers.reach` when they end; others may be running at another origin.
     """
     kept = readers.take_reached()
     tokens: dict[bytes, int] = {}

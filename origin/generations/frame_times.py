@@ -38,12 +38,13 @@ class TimedFrame:
 async def index_since(ledger: Ledger, info: StreamInfo, since_ms: int) -> int:
     """Return the first index from which on a stream has all frames stored at or after `since_ms`.
 
-    Up to TIME_STEP_MS of earlier frames may follow that index, too. It is 0 for the records of
-    releases that stored no times, and the stream's next index if all frames are older.
+    Up to TIME_STEP_MS of earlier frames may follow that index, too. The result is 0 if the records
+    have no times, because an earlier version of this software wrote them. It is the stream's next
+    index if all frames are older than `since_ms`.
     """
     before: TimedFrame | None = None  # the last known record whose time is at most `since_ms`
     beyond = info.next_index  # the index of the first known record whose time is later
-    low, high = 0, info.next_index  # the records between which the search goes on
+    low, high = 0, info.next_index  # the range of records that is still searched
     while low < high:
         middle = (low + high) // 2 if high - low > SEARCH_RECORDS else low
         found = await _next_timed(ledger, info.stream, middle, high)

@@ -80,8 +80,9 @@ def known_answer(
 ) -> KnownAnswer | None:
     """Return the answer that a finished stream holds; None if it may not be given again.
 
-    It must have ended by itself, and all of its frames must come from the engine `fingerprint`
-    alone: without text that a client added, a wait for the model, or a failure on the way.
+    The stream must have ended by itself, and all of its frames must come from the engine
+    `fingerprint` alone. No client may have added text, and the stream must neither have waited for
+    its model nor have had a failure on the way.
     """
     frame = decode(end.frame)[1]
     if not isinstance(frame, StreamEnd) or frame.finish_reason not in _ENDED_WELL:
@@ -98,7 +99,7 @@ def known_answer(
 def last_records(answer: KnownAnswer, now_ms: int) -> Sequence[Record]:
     """Return the records after the shared frames: a notice, and the end of the known answer.
 
-    `now_ms` is the time that the first of them stores, as Unix ms.
+    `now_ms` is the Unix time in ms to store with the first of these records.
     """
     frame = decode(answer.end.frame)[1]
     assert isinstance(frame, StreamEnd), "a known answer has ended"

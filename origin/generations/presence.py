@@ -39,14 +39,14 @@ class Readers:
         self._now: Counter[bytes] = Counter()
         self._lately: set[bytes] = set()
         self._joined: dict[bytes, dict[Reach, None]] = {}
-        self._reached: dict[bytes, int] = {}  # how far the readers had come that have left
+        self._reached: dict[bytes, int] = {}  # furthest position of former readers
 
     def join(self, stream: bytes, reach: Reach) -> None:
         """Note a reader of a stream, whose position `reach` tells until it leaves."""
         self._joined.setdefault(stream, {})[reach] = None
 
     def leave(self, stream: bytes, reach: Reach, next_index: int) -> None:
-        """Note that a reader has left that has the frames before `next_index`."""
+        """Note that a reader, which has the frames before `next_index`, has left."""
         readers = self._joined.get(stream, {})
         readers.pop(reach, None)
         if not readers:
@@ -63,12 +63,12 @@ class Readers:
         return max([self._reached.get(stream, 0), *now])
 
     def take_reached(self) -> dict[bytes, int]:
-        """Return how far the readers had come that have left since the last call, by stream."""
+        """Return the furthest position of readers that left since the last call, by stream."""
         reached, self._reached = self._reached, {}
         return reached
 
     def keep_reached(self, reached: Mapping[bytes, int]) -> None:
-        """Note how far readers have come that are gone, for a later `take_reached`."""
+        """Note the positions of readers that have left, for a later `take_reached`."""
         for stream, index in reached.items():
             if furthest := max(self._reached.pop(stream, 0), index):
                 self._reached[stream] = furthest
@@ -76,7 +76,7 @@ class Readers:
             del self._reached[next(iter(self._reached))]
 
     def forget(self, stream: bytes) -> None:
-        """Forget the former readers of a stream, because it is stored that they have all of it."""
+        """Forget a stream's former readers, because all of it is already stored as delivered."""
         self._reached.pop(stream, None)
 
     def begin(self, stream: bytes) -> None:

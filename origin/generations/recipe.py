@@ -1,4 +1,4 @@
-"""The recipe of a generation, with which, and the stored token ids, any worker can continue it."""
+"""The recipe of a generation. With it and the stored token ids any worker can continue."""
 
 from __future__ import annotations
 

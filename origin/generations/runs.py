@@ -283,9 +283,9 @@ class Runs(Owner):
         await self.store_deliveries()
 
     async def store_deliveries(self) -> None:
-        """Store what readers got of streams that have ended.
+        """Store how many tokens of ended streams were delivered to readers.
 
-        A call waits for the one before, so that at its end all earlier deliveries are stored.
+        A call waits for the previous one, so that at its end all earlier deliveries are stored.
         """
         async with self._storing_deliveries:
             await store_deliveries(self._ledger, self.readers, self.table.by_id)

@@ -244,7 +244,7 @@ class Service:
         return info
 
     async def _admit(self, request: Open, model: ServedModel) -> Recipe:
-        # None for a model that was never loaded, whose name the settings then give.
+        # None for a model that was never loaded; its name then comes from the settings.
         ready = model.ready
         checked = partial(
             admit,
@@ -334,8 +334,8 @@ class Service:
                 hint=f"at most {last}" if last >= 0 else "leave it out",
             )
         if isinstance(request, Renew):
-            # The edge already has the other fields. They stay empty, because tens of thousands of
-            # renewals may arrive at once.
+            # The edge already has the other fields of Opened. They stay empty, because tens of
+            # thousands of renewals may arrive at once.
             return Opened(info.stream, info.next_index, "", "", 0, first=request.start)
         opened = replace(self._opened(info, rights), first=await self._first(request, info))
         self.runs.resumed(info.stream)

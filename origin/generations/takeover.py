@@ -105,7 +105,7 @@ async def log_first_notices(ledger: Ledger, stream: bytes, recipe: Recipe, now_m
         history = History(recipe.base, begin=recipe.base)
         refusal = await log_notices(ledger, stream, 1, notices, history, now_ms)
     except Unavailable as error:  # the notices are appended later, when the stream is claimed
-        log.warning("stream.not_told", stream=stream.hex(), error=str(error))
+        log.warning("stream.notices_deferred", stream=stream.hex(), error=str(error))
     else:
         if refusal is not None:
             log_refusal(refusal)
