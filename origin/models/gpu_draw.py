@@ -63,8 +63,8 @@ class GpuDraw:
     def redraw(self, logits: Tensor, draws: Sequence[Draw], drawn: Tensor, faults: Tensor) -> None:
         """Draw rows with masks or penalties again, into `drawn`, int32 [2, rows or more].
 
-        logits: fp32 [rows, vocab], from which `drawn` was drawn by settings alone. faults: int32
-        [rows], the decoder's.
+        logits: fp32 [rows, vocab], from which `drawn` was drawn without masks and penalties.
+        faults: int32 [rows], the decoder's.
         """
         special = [row for row, draw in enumerate(draws) if not draw.plain]
         if not special:
@@ -142,7 +142,8 @@ class DeviceCounts:
 
     A run's list of ids grows by a token in each step, and only that token is sent; counting anew
     would move `vocab` numbers for each row. The memory, int32 [slots, vocab], is taken at first
-    use. The least recently used slot makes room; its run is counted anew when it comes again.
+    use. If no slot is free, a new run gets the least recently used one; the former run of that slot
+    is counted anew when it is drawn for again.
     """
 
     def __init__(self, slots: int, vocab: int, device: torch.device) -> None:
@@ -204,9 +205,10 @@ class DeviceCounts:
 
 
 def read_drawn(drawn: Tensor, scores: Tensor | None, draws: Sequence[Draw]) -> list[Drawn]:
-    """Return what was drawn, from ids and faults, int32 [2, rows], and scores, on the host.
+    """Return the drawn tokens, with their scores if these are given.
 
-    Raises ValueError for a mask that allows nothing.
+    drawn: int32 [2, rows], the drawn ids and the faults. Both tensors must be in the memory of the
+    host. Raises ValueError for a mask that allows nothing.
     """
     ids, faults = drawn.tolist()
     if any(fault & NOTHING_ALLOWED for fault in faults):

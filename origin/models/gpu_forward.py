@@ -1,7 +1,8 @@
 """Runs batches of pieces through a decoder on the GPU.
 
-Chunks of prompts run first, as many at a time as the decoder takes. Rows then run in steps, as a
-replay, which has the bits of the decode steps that it replaces. Both are captured (`gpu_graphs`).
+Chunks of prompts run first, as many at a time as the decoder takes. All other rows then run in
+replay steps, which give the same bits as the decode steps that they stand for. Prefills and replay
+steps are captured (`gpu_graphs`).
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ class GpuForward:
         return step()[: len(ids)]
 
     def _keep(self, rows: Tensor, group: list[Span], hidden: Tensor) -> None:
-        """Copy rows out of the decoder's buffer, each to its index."""
+        """Copy rows from the decoder's buffer to `hidden`, each to its index."""
         faulty = self._decoder.faults[: len(rows), None] != 0
         kept = rows.masked_fill(faulty, torch.nan)
         places = [span.place + index for span in group for index in range(len(span))]

@@ -89,7 +89,7 @@ class GpuGraphs:
     def capture_all(self, progress: Callable[[int, int], None]) -> None:
         """Capture every step that serving can need, the largest first.
 
-        progress: called with the number of captures that are done, and that there are.
+        progress: called with the number of captures that are done, and the number of all captures.
         """
         sizes = [(rows, length) for rows in self.step_rows for length in self.lengths]
         total = 2 * len(sizes) + len(self.prefill_rows)
@@ -103,7 +103,7 @@ class GpuGraphs:
         progress(self.captured, total)
 
     def drawn(self, rows: int, length: int) -> DrawnStep:
-        """Return the step from ids to drawn ids, for rows of distinct sequences up to `length`."""
+        """Return the step that draws tokens, for rows of distinct sequences up to `length`."""
         size = self._step_size(rows, length)
         if size not in self._drawn:
             self.captured += self._captures
@@ -113,7 +113,7 @@ class GpuGraphs:
         return self._drawn[size]
 
     def replay(self, rows: int, length: int) -> ReplayGraph:
-        """Return the step from ids to hidden rows, for rows of any sequences up to `length`."""
+        """Return the step that computes hidden rows, of any sequences up to `length`."""
         size = self._step_size(rows, length)
         if size not in self._replays:
             self.captured += self._captures

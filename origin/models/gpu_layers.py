@@ -2,8 +2,8 @@
 
 The residual stream, the norms and the sums are fp32. Dense weights stay as they are stored, and
 their inputs are rounded to their type. Keys, values and the LM head of a small model are fp32
-(`origin.checkpoint.model_memory`), so that it computes what the CPU path computes, and gives the
-same tokens up to the last bits of float sums. `Formats` may override this.
+(`origin.checkpoint.model_memory`), so that a small model computes what the CPU path computes: the
+results differ only in the last bits of float sums. `Formats` may override this.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ class DecoderParts:
     def pages_within(self, kv_bytes: int | None) -> int:
         """Return how many pages fit in `kv_bytes`, or in a share of the free memory if it is None.
 
-        A smaller `kv_bytes` than one whole context needs is raised to that. Raises ModelError if
-        the GPU has not enough free memory.
+        If `kv_bytes` is less than one whole context needs, it is raised to that. Raises ModelError
+        if the GPU has not enough free memory.
         """
         config, context = self._config, context_pages(self._config)
         page = page_bytes(config.layers, config.kv_heads, config.head_dim, self._kv_dtype)
@@ -106,8 +106,8 @@ class DecoderParts:
         pages = min(fit, context * MAX_FULL_SEQUENCES) if asked is None else asked
         if not 1 <= pages <= fit:
             raise ModelError(
-                f"{free} bytes of the GPU's memory are free, a page of the KV cache takes {page}"
-                f" and {max(pages, 1)} are wanted",
+                f"the KV cache needs {max(pages, 1)} pages of {page} bytes, but may take only"
+                f" {GPU_KV_SHARE:.0%} of the {free} bytes of GPU memory that are free",
                 field="kv_mib",
                 hint="set device to cpu, free memory of the GPU, or set a smaller kv_mib",
             )
@@ -125,7 +125,7 @@ class DecoderParts:
         join: Callable[[Sequence[Part]], Linear],
         progress: Progress,
     ) -> list[LayerTensors[Linear]]:
-        """Return the layers' tensors on the device, adding a rotary embedding for each."""
+        """Return the layers' tensors on the device; add their rotary embeddings to `ropes`."""
         config, moved = self._config, list[LayerTensors[Linear]]()
         tables = rope_table(config.context, config.head_dim, config.rope_theta, config.rope_scaling)
         cos, sin = (table.to(self._device) for table in tables)
