@@ -247,7 +247,11 @@ def to_open(body: ChatBody, key: str | None, caller: Caller | None) -> Open:
     said = read_messages(body.messages)
     messages = (*system, *said)
     if not said or len(messages) > MAX_MESSAGES:
-        raise CallerError(f"{len(messages)} messages were sent", field="messages", hint=_COUNT)
+        raise CallerError(
+            f"{len(said)} messages; 1 to {MAX_MESSAGES - len(system)} are expected",
+            field="messages",
+            hint=_COUNT,
+        )
     return open_of(
         body,
         key,
@@ -258,7 +262,7 @@ def to_open(body: ChatBody, key: str | None, caller: Caller | None) -> Open:
     )
 
 
-_COUNT = f"send from 1 to {MAX_MESSAGES}"
+_COUNT = f"send from 1 to {MAX_MESSAGES}, the system prompt included"
 
 
 # ---- messages with parts ----

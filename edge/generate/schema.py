@@ -253,7 +253,7 @@ class BranchBody(Settings):
 
     model: Annotated[str, Field(description="the model of the stream, or left out")] = ""
     index: Annotated[
-        Count, Field(description="an integer of at least 0: how many frames the streams share")
+        Count, Field(description="an integer of at least 0: how many frames the branch shares")
     ]
     text: str | None = Field(None, min_length=1, description="a string that is not empty")
     instruction: str | None = Field(None, min_length=1, description="a string that is not empty")

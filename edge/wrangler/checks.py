@@ -82,15 +82,17 @@ def name_of(value: object, path: str) -> Problems:
 
 
 def text(value: object, path: str) -> Problems:
-    """Check that a value is a text and not empty."""
+    """Check that a value is a string and not empty."""
     if not isinstance(value, str) or not value:
-        yield Problem(path, "must be a text", 'write it in quotes, such as "src/index.ts"')
+        yield Problem(
+            path, "must be a string that is not empty", 'write it in quotes, such as "src/index.ts"'
+        )
 
 
 def texts(value: object, path: str) -> Problems:
-    """Check that a value is an array of texts."""
+    """Check that a value is an array of strings."""
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-        yield Problem(path, "must be an array of texts", 'write ["one", "two"]')
+        yield Problem(path, "must be an array of strings", 'write ["one", "two"]')
 
 
 def compatibility_date(value: object, path: str) -> Problems:

@@ -307,14 +307,14 @@ MAKING_A = '\nmigrations = [{tag = "1", new_sqlite_classes = ["A"]}]'
         (
             'durable_objects = {bindings = [{name = "A"}]}',
             "durable_objects.bindings.0.class_name",
-            "must be a text",
+            "must be a string that is not empty",
         ),
         (
             'migrations = [{tag = "1", new_classes = ["A"]}]',
             "migrations.0.new_classes",
             "write new_sqlite_classes",
         ),
-        ("migrations = [{}]", "migrations.0.tag", "must be a text"),
+        ("migrations = [{}]", "migrations.0.tag", "must be a string that is not empty"),
         ('migrations = [{tag = "1"}, {tag = "1"}]', "migrations.1.tag", "another migration"),
         (
             'migrations = [{tag = "1", renamed_classes = [{from = "A"}]}]',
