@@ -37,7 +37,7 @@ def class_for(asked: Priority | None, bound: Priority | None) -> Priority:
 
 
 def with_class(wanted: Open, bound: Priority | None) -> Open:
-    """Return an Open frame of a client with the class that it gets.
+    """Return a client's Open frame with the priority class that the request gets.
 
     A frame cannot leave out its class: STANDARD, the default, counts as none.
 

@@ -26,7 +26,7 @@ def by_origin(answers: Answers) -> Document:
 
 
 def require_success(answers: Answers) -> None:
-    """Raise an origin's error if none has carried out a command; prefer one that is a refusal."""
+    """Raise an error, preferably a refusal, if no origin has carried out the command."""
     errors = [one for one in answers.values() if isinstance(one, TailraceError)]
     if errors and len(errors) == len(answers):
         raise min(errors, key=lambda error: error.status >= 500)
@@ -87,7 +87,7 @@ def _row(address: str, answer: Document | TailraceError) -> Document:
 OPERATOR = "operator"
 """Class of the object at each origin that answers operators' queries."""
 TIMEOUT_S = 5.0
-"""Timeout for an origin's answer, in seconds. The others' answers are shown without it."""
+"""Timeout for an origin's answer, in seconds. The other origins' answers are shown anyway."""
 SIMULATION_TIMEOUT_S = 70.0
 
 

@@ -44,7 +44,7 @@ STOP_REASON = {
     FinishReason.FILTERED: "refusal",
     FinishReason.TOOL_CALLS: "tool_use",
 }
-"""The `stop_reason` in Anthropic's API; every other reason is an error there."""
+"""Maps our reasons to Anthropic's `stop_reason`. Every other reason is an error in that API."""
 CANCELLED = "cancelled"
 """The `stop_reason`, unknown to Anthropic, of a message that was cancelled and is read later."""
 
@@ -72,7 +72,7 @@ class Block(ABC):
 
     @property
     def begins(self) -> bool:
-        """True if there is something to show."""
+        """True if the block has content to show, so that it can start."""
         return True
 
     @abstractmethod
@@ -123,7 +123,7 @@ class ThinkingBlock(Block):
         self._signature = f"{stream}{part.at:04x}"
         self._omitted = omitted
         self._texts: list[str] = []
-        self._told = 0  # of the texts
+        self._told = 0  # number of texts that deltas have shown
         self._ended = False
 
     def add(self, frame: Frame) -> None:
@@ -155,7 +155,7 @@ class ToolUseBlock(Block):
         super().__init__()
         self._first = part.call
         self._arguments: list[str] = []
-        self._told = 0  # of the arguments
+        self._told = 0  # number of pieces of the arguments that deltas have shown
 
     def add(self, frame: Frame) -> None:
         assert isinstance(frame, ToolCall), frame
@@ -191,7 +191,7 @@ class ToolUseBlock(Block):
 
 
 def _input(arguments: str) -> Any:
-    """Return the arguments of a call; of JSON that was cut off, the values that are whole."""
+    """Return the arguments of a call. If the JSON was cut off, return its complete values only."""
     if not arguments:
         return {}
     try:
@@ -216,9 +216,9 @@ class StreamedMessage:
         self._prompt_tokens = opened.prompt_tokens
         self._thinking = read_note(opened.note)
         self._parts = PartTracker()
-        self._blocks: list[Block] = []  # those that have started, in order
+        self._blocks: list[Block] = []  # the blocks that have started, in order
         self._of: dict[Part, Block] = {}  # the blocks of the parts that may grow
-        self._calls: list[ToolUseBlock] = []  # that have not ended; only the first has started
+        self._calls: list[ToolUseBlock] = []  # open calls; only the first has started
         self.end: StreamEnd | None = None
 
     def begin(self) -> list[Fields]:
@@ -305,7 +305,7 @@ class StreamedMessage:
             return []
         if isinstance(block, ToolUseBlock):
             if block not in self._calls:
-                return []  # it was complete when the next call began
+                return []  # this call was complete when the next one began
             self._calls.remove(block)
         return self._ended(block)
 
@@ -401,7 +401,7 @@ class MessageEvents(NumberedEncoder[TextBlock]):
         ) % (part.at or 0)
 
     def _stream_error(self, error: TailraceError) -> bytes:
-        # It has no number, so a reader resumes where it was.
+        # The error event has no number, so a reader resumes after the event before it.
         return event(_error(error))
 
 

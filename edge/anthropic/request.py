@@ -63,7 +63,7 @@ class Thinking(Enum):
 
     SHOWN = "shown"
     OMITTED = "omitted"
-    """Blocks without text stand for it."""
+    """Blocks without text are sent in place of the reasoning."""
     HIDDEN = "hidden"
 
 

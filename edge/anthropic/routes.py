@@ -34,7 +34,7 @@ VERSION_HEADER = "anthropic-version"
 VERSIONS = ("2023-06-01", "2026-10-21")
 """The versions of the API that are served. Every POST that the API has must name one of them.
 
-They differ in what they refuse. Here both accept the sampling settings, which models of ours have.
+Anthropic's versions differ in the parameters that they refuse. Here both accept sampling settings.
 """
 
 _ID = re.compile(rf"{PREFIX}([0-9a-f]{{32}})")
@@ -75,7 +75,7 @@ async def retrieve(request: Request) -> Response:
 
 
 async def cancel(request: Request) -> Response:
-    """Handle POST /v1/messages/{id}/cancel: end a message, and return what there is of it."""
+    """Handle POST /v1/messages/{id}/cancel: end a message, and return its text so far."""
     await read_body(request)
     asked = _asked(request)
     with Reader(link_of(request)) as reader:
@@ -93,7 +93,7 @@ async def count_tokens(request: Request) -> Response:
     call = Call(
         TOKEN_COUNT,
         wanted.model,
-        "GET",  # it changes nothing, so it is repeated if the link breaks
+        "GET",  # counting changes nothing, so the Call is repeated if the link breaks
         url="",
         body=LINK_CODEC.encode(wanted),
         caller=caller_of(request),
