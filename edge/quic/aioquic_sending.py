@@ -27,17 +27,17 @@ from tailrace.edge.quic.path_mtu import PathMtu
 from tailrace.edge.quic.response_packets import NUMBER_BYTES, ResponsePackets
 
 ACK_DELAY_S = 0.02
-"""Time for which an acknowledgement waits for a response to leave with, in seconds. Clients reckon
-with 25 ms (RFC 9000, 18.2: the default of max_ack_delay)."""
+"""Time for which an acknowledgement waits for response data that can share its packet, in seconds.
+Clients expect at most 25 ms (RFC 9000, 18.2: the default of max_ack_delay)."""
 FULL_DATAGRAM_BYTES = 1000
 """Length of a datagram that is acknowledged at once, because it is part of an upload."""
 MAX_ACK_BYTES = 512
-"""Maximum length of an acknowledgement. One with too many gaps leaves out the oldest packets."""
+"""Maximum bytes of an ACK frame. If it has too many gaps, the oldest packets are left out."""
 ACK_DELAY_EXPONENT = 3
 """Delays of acknowledgements have units of 2**3 microseconds (RFC 9000, 18.2: the default)."""
 MAX_KEPT_STREAMS = 16
-"""Number of streams from which finished ones are dropped at once. Fewer are dropped when aioquic is
-asked next, as after each new request."""
+"""Maximum number of queued streams before finished ones are dropped at once. Otherwise they are
+dropped when aioquic is asked next, as after each new request."""
 
 
 class SendingConnection(QuicConnection):

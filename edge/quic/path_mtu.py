@@ -1,8 +1,9 @@
 """Path MTU discovery: how large the datagrams of a connection may be (RFC 8899; RFC 9000, 14.3).
 
-Every path carries 1,200 bytes (RFC 9000, 14). When something has been sent to a client, one packet
-of 1,452 bytes follows that holds nothing. If it is acknowledged, datagrams have that size from then
-on, until several are lost in a row: then the path has become narrower, and they stay small.
+Every path carries 1,200 bytes (RFC 9000, 14). When something has been sent to a client, a probe
+follows: one packet of 1,452 bytes without data. If the probe is acknowledged, datagrams have that
+size from then on, until several are lost in a row. Then the path has a smaller MTU, and datagrams
+stay small.
 """
 
 from __future__ import annotations

@@ -16,12 +16,13 @@ NUMBER_BYTES = 2
 """Bytes of the packet number in a packet's header, as aioquic sends it."""
 PING_FRAME, PADDING_FRAME = b"\1", b"\0"
 STREAM_FRAME = 0x0E
-"""Type of a STREAM frame with an offset and a length (RFC 9000, 19.8); 1 more ends the stream."""
+"""Type of a STREAM frame with an offset and a length (RFC 9000, 19.8). Plus 1 (FIN), the frame ends
+the stream."""
 MAX_SHORT_OFFSET = 1 << 29
-"""Offset of a stream from which offsets take 8 bytes instead of 4, which are good for 1 << 30. The
-data of one call is far smaller than the difference."""
+"""Offset in a stream from which offsets are encoded in 8 bytes. The 4-byte encoding would do up to
+1 << 30. The data of one call is far smaller than the difference."""
 MIN_PIECE_BYTES = 64
-"""Minimum room for data for which a frame is put into a packet that holds other frames."""
+"""Minimum free bytes for which a STREAM frame is put into a packet that holds other frames."""
 
 DeliveryHandler = tuple[Callable[..., None], tuple[Any, ...]]
 """A function that is called with a QuicDeliveryState, and its other arguments."""

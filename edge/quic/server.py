@@ -136,7 +136,7 @@ class QuicServer:
             connection.mark_dirty()
 
     def expire(self, connection: Http3Client) -> None:
-        """Handle that the deadline of a connection has passed."""
+        """Handle the deadline of a connection, which has passed."""
         now = self._clock_s()
         if not connection.is_established and now >= connection.handshake_until:
             self._drop(connection)

@@ -18,7 +18,7 @@ from tailrace.ledger.errors import TailraceError
 
 
 class Answer(ResponseWriter, Protocol):
-    """A response writer that reports if the response has begun."""
+    """A response writer that reports whether the response has begun."""
 
     @property
     def started(self) -> bool:

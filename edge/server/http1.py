@@ -130,7 +130,7 @@ class Http1:
             request.dispatcher.disconnected()
 
     def drain(self) -> None:
-        """Let the request under way be the last."""
+        """Close the connection, but only after the request under way, if there is one."""
         self._draining = True
         if self._request is None and not self._buffer:
             self._close()

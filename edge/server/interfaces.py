@@ -145,7 +145,7 @@ class Transport(Protocol):
         """
 
     def resume_reading(self) -> None:
-        """Give the protocol input again, in a later call."""
+        """Give the protocol input again, but not before this method has returned."""
 
     def close(self, *, lingers: bool = False) -> None:
         """Close the connection once everything that was written has been sent.

@@ -250,7 +250,8 @@ class WebSocket:
             session.deliver(raw)
         came.clear()
         room = self._write(room)
-        self._forward(session.credits())  # for snapshots, of which nothing is written yet
+        # A snapshot's frames are collected, and need credit, before anything of it is written.
+        self._forward(session.credits())
         if session.has_frames and not self._stalled:
             self._metrics.stalled()
         self._stalled = session.has_frames
