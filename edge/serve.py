@@ -91,7 +91,7 @@ async def go_away(context: TcpContext, quic: QuicListener | None, stop: Stop) ->
 
 
 async def _closed(context: TcpContext) -> None:
-    """Ask all connections to end once more, because they are idle now, and wait for this."""
+    """Ask all connections, which are idle now, once more to close, and wait until they have."""
     for connection in context.connections.all():
         connection.protocol.drain()
     context.batch.flush()

@@ -77,9 +77,9 @@ MIN_WINDOW_BYTES = 4 << 10
 streams together, but at least MIN_WINDOW_BYTES for each, and one frame more for each. If a client
 gives more credit than this, the origin gets only as much as these limits allow."""
 MAX_MERGING_BYTES = 4 << 20
-"""Number of bytes held for the snapshots of one client from which on only the oldest one grows."""
+"""If the snapshots of one client hold this number of bytes, only the oldest snapshot grows."""
 MIN_LEFT_BYTES = MIN_WINDOW_BYTES // 2
-"""When a stream's unused credit at the origin falls below this number of bytes, it is renewed."""
+"""When the unused credit of a stream is below this number of bytes, the edge renews it."""
 SMALL_BYTES = 125
 """Maximum size of a message whose length takes one byte (RFC 6455, 5.2)."""
 ORIGIN_NOT_READY = "origin_not_ready"
@@ -414,7 +414,7 @@ class Session:
         if stream is None:  # the stream ended while the Credit was on its way
             self.charge(IDLE_POINTS)
             return
-        if not stream.is_placed:  # its limit cannot be an index of the stream
+        if not stream.is_placed:  # the client cannot know an index of the stream yet
             self._abandon(corr, _early_credit(), forward)
             return
         if stream.credited_at == stream.next_index:
@@ -455,7 +455,7 @@ class Session:
     # ---- from the origin and the edge ----
 
     def deliver(self, raw: bytes) -> None:
-        """Take one frame for the client; on corr 0 it is about the whole connection."""
+        """Take one frame for the client. A frame on corr 0 concerns the whole connection."""
         tag, corr = tag_and_corr_of(raw)
         if tag == Heartbeat.tag:
             # Only the latest Heartbeat matters: it replaces an earlier one that is still unsent.
@@ -604,7 +604,7 @@ class Session:
             self._renew(corr, stream)
 
     def _begin_merge(self, corr: int, stream: OpenStream) -> None:
-        """Give the origin credit for all frames that exist, if the client has given any."""
+        """Give the origin credit for all frames that exist, if the client has given credit."""
         if not stream.is_merging:  # the reader has all frames that exist
             stream.end_merge()
             self._leave_merge(corr)
@@ -613,7 +613,7 @@ class Session:
             self._credits.append((corr, Credit(stream.origin_limit, granted)))
 
     def _grow_merge(self, corr: int, stream: OpenStream) -> None:
-        """Give the origin credit for more bytes to be merged, if the client takes what is complete.
+        """Give the origin credit for more bytes to merge, unless merged frames wait for the client.
 
         If many bytes are held for snapshots of this client, only the oldest snapshot goes on.
         """

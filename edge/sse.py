@@ -39,14 +39,14 @@ _TOKEN = Token.tag
 _LONG_TEXT_BYTES = 1 << 7  # from this length on, the length field takes more than one byte
 _tag, _size = itemgetter(_TAG_AT), itemgetter(_SIZE_AT)
 _TWO_BYTES_FROM = 1 << 7  # from this index on, an encoded index takes two bytes
-# All indexes that are encoded in one byte, and all in two bytes: their encodings, concatenated.
+# The concatenated encodings of all indexes that take one byte, and of all that take two bytes.
 _SHORT_INDEXES = b"".join([*SMALL_INDEXES][:_TWO_BYTES_FROM])
 _LONG_INDEXES = b"".join([*SMALL_INDEXES][_TWO_BYTES_FROM:])
 _TO_ESCAPE = bytes(range(0x20)) + b'"\\'
 _to_escape = re.compile(rb"[%b]" % re.escape(_TO_ESCAPE)).search
 _not_a_token = re.compile(rb"[^%c]" % _TOKEN).search
 MIN_RUN = 8
-"""Number of consecutive Tokens from which on encoding them together is faster than one by one."""
+"""Minimum number of consecutive Tokens for which encoding them together is faster."""
 # Cache: item n holds the bytes of the body between the text of event n and that of event n + 1.
 _between: list[bytes] = []
 

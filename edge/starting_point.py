@@ -1,4 +1,4 @@
-"""Where a reader begins: after an index, with the newest frames, or at a time. At most one."""
+"""Where a reader begins: after an index, with the newest frames, or at a time."""
 
 from __future__ import annotations
 

@@ -3,9 +3,9 @@
 Sans-I/O. Each reader opens the stream with a request of its own, which the origin authorizes. As
 soon as two readers of a stream are open, the subscription of the one that is furthest ahead becomes
 the *source* of all. A reader whose next frame the source's tail holds joins it: it detaches its own
-subscription and gets its frames from the tail, as its own credit allows. A reader that falls out of
-the tail leaves it: its stream is renewed, as after a lost link, and read from the ledger until it
-has caught up.
+subscription and gets its frames from the tail, as its own credit allows. A reader whose next frame
+was dropped from the tail leaves it: its stream is requested again (renewed), as after a lost link,
+and read from the ledger until it has caught up.
 
 A relay has one `FanOut`, which has a `SharedStream` for each stream with several readers. Shared
 streams exist only while the link is up. After a loss, each reader is renewed by itself, possibly at
@@ -256,8 +256,8 @@ class FanOut:
         if route in shared.members:
             del shared.members[route]
             source = shared.source
-            # The credit that the reader has given cannot be taken back from the origin, for which
-            # the stream would still be read.
+            # The origin keeps the credit that this reader gave, so without this it would believe
+            # that the stream still has a reader.
             if (
                 source is not None
                 and shared.is_unread
@@ -268,7 +268,7 @@ class FanOut:
             self._by_stream.pop(stream, None)
 
     def refused(self, source: Route) -> None:
-        """Handle the end of a common subscription that is not the end of its stream."""
+        """Handle the end of a shared subscription whose stream has not ended."""
         if (shared := self._shared(source)) is not None:
             self._dissolve(shared)
 

@@ -37,7 +37,7 @@ class Route:
     request: bytes  # encoded, without a corr; empty once the request will not be sent again
     deadline: float | None  # time to give up if the link is still down
     repeatable: bool  # the request is idempotent: it may be sent twice
-    changes: bool  # the request takes effect each time that it is sent
+    changes: bool  # the request has a further effect each time that it is sent
     next: int = 0  # the index of the next logged frame
     limit: int = 0  # the client's credit: an index, or a number of Body frames
     limit_bytes: int | None = None  # the client's credit in bytes, counted from its request

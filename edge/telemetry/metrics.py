@@ -101,7 +101,7 @@ class EdgeMetrics(Collector):
         found = Counter({(protocol, state): 0 for protocol in PROTOCOLS for state in STATES})
         for origin in self._link.origins:
             for route in origin.relay.routes():
-                # Sinks of tests and of embedding programs may lack these attributes.
+                # A sink that a test or an embedding program made may lack `protocol`.
                 protocol = getattr(route.sink, "protocol", OTHER)
                 found[protocol, _state_of(route, origin)] += 1
         family = GaugeMetricFamily(

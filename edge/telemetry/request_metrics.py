@@ -202,7 +202,7 @@ class RequestMetrics:
             self._counts.error(code)
 
     def stalled(self) -> None:
-        """Count that frames wait because the client does not read."""
+        """Count one stall: frames wait because the client does not read."""
         if self._counts is not None:
             self._counts.stalls[self.protocol] += 1
 
