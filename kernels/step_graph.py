@@ -36,7 +36,7 @@ class PrefillGraph:
         self._run = capture(self._launch)
 
     def __call__(self) -> Tensor:
-        """Run the prefill that `inputs` was filled with, and return what `Decoder.prefill` does."""
+        """Run the prefill whose values are in `inputs`; return the result of `Decoder.prefill`."""
         return self._run()
 
     def _launch(self) -> Tensor:
@@ -67,7 +67,7 @@ class ReplayGraph:
         self._run = capture(self._launch)
 
     def __call__(self) -> Tensor:
-        """Run the step that `inputs` was filled with and return hidden rows, fp32 [count, hidden].
+        """Run the step whose values are in `inputs` and return hidden rows, fp32 [count, hidden].
 
         They are a view of a buffer that the decoder's next call overwrites.
         """

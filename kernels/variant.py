@@ -51,7 +51,7 @@ class Variant:
 
     @property
     def dependent(self) -> Variant | None:
-        """Return the variant of the dependent launch; None if the kernel cannot be launched so."""
+        """Return the variant of the dependent launch; None if the kernel does not have one."""
         if self.constants.get("PDL") is not False:
             return None
         return replace(self, constants={**self.constants, "PDL": True}, launch_pdl=True)

@@ -318,7 +318,7 @@ SHAPES = ATTENTION_SHAPES
 
 
 def dependent_too(shape: DecoderShape) -> tuple[bool, ...]:
-    """Return the values of `dependent` to compile: also True for shapes of real models."""
+    """Return the values of `dependent` to compile: False, for shapes of real models also True."""
     return (False, True) if shape in REAL_SHAPES else (False,)
 
 

@@ -2,10 +2,11 @@
 
 `python -m tailrace.kernels.gate.aot` needs no GPU. For sm_80, sm_89, sm_100 and sm_120 it compiles
 a sample: of each kernel that needs more than 48 KiB of shared memory the variant that needs most,
-and one of the other kernels of each folder that multiply with the same instructions; these take
-turns, so that each is compiled for at least one of the four. `--every` compiles all. On these
-architectures a kernel may spill a few registers, up to a limit in `kernels.gate.targets`. If
-Triton's ptxas does not know an architecture, a warning on standard error names it.
+and one of the other kernels of each folder that multiply with the same instructions. The
+architectures get these kernels in rotation, so that each is compiled for at least one of the four.
+`--every` compiles all. On these architectures a kernel may spill a few registers, up to a limit in
+`kernels.gate.targets`. If Triton's ptxas does not know an architecture, a warning on standard error
+names it.
 
 The gate fails on a kernel that does not compile, spills registers, adds floats atomically, lacks an
 instruction that it was written for, needs more shared memory than the machine has, or that is

@@ -114,8 +114,8 @@ def sampled(
     - of each kernel that needs more than COMMON_SHARED_BYTES of shared memory on sm_90: the variant
       that needs most, because a lack of shared memory keeps a kernel from running elsewhere
     - of the other kernels of a folder that multiply with the same instructions: one kernel, of
-      which the variant with fewest instructions. These kernels take turns, so each is compiled for
-      some of the architectures.
+      which the variant with fewest instructions. The architectures get these kernels in rotation,
+      so that each is compiled for some of them.
     """
     kernels: dict[str, list[Compiled]] = {}
     for one in compiled:

@@ -56,7 +56,7 @@ class Target:
         return self.arch >= least
 
     def instead_of(self, mnemonic: str) -> tuple[str, ...]:
-        """Return the instructions one of which must occur where a plan expects `mnemonic`."""
+        """Return the alternatives of which one must occur where a plan expects `mnemonic`."""
         return self.instructions.get(mnemonic, (mnemonic,))
 
 

@@ -75,8 +75,8 @@ def float_linear(
     the weight of an RMSNorm of x, for fp32 x of up to NORM_MAX_ROWS rows and NORM_MAX_INPUTS
     inputs. The bits are the same as with a norm in a launch of its own. The operands are rounded to
     the weight's type, half to even (to infinity beyond fp16's range); sums are fp32. dependent:
-    programmatic dependent launch; tiles of the weight are requested while the launch before still
-    runs, everything else is accessed after it has ended. plan: for benchmarks, a plan to use in
+    programmatic dependent launch; tiles of the weight are requested while the preceding launch
+    still runs, everything else is accessed after its end. plan: for benchmarks, a plan to use in
     place of `float_plan`'s; results with different plans have different bits.
 
     A row has the same bits in any batch, and a row with NaN or infinite values does not affect

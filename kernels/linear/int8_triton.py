@@ -198,7 +198,7 @@ def int8_gemv(
     x: fp32 [rows, in], one row or none, with up to GEMV_MAX_IN inputs, a multiple of 4. weight:
     int8 [out, in]. scale: fp32 [out]. out: fp32 [rows, out]. norm: fp32 [in], the weight of an
     RMSNorm (`order_free_rms_norm`) of x. dependent: programmatic dependent launch; the first
-    weights are read while the launch before still runs.
+    weights are read while the preceding launch still runs.
 
     Moves out * in bytes of weights once. Raises TypeError or ValueError that names the argument.
     """
@@ -252,8 +252,8 @@ def int8_gemm(
 
     q: int8 [rows, in], integers in -127 .. 127. factor: fp32 [rows], by which each row was
     multiplied. weight: int8 [out, in]. scale: fp32 [out]. out: fp32 [rows, out]. dependent:
-    programmatic dependent launch; the first weights are prefetched into L2 while the launch before
-    still runs.
+    programmatic dependent launch; the first weights are prefetched into L2 while the preceding
+    launch still runs.
 
     Moves out * in bytes of weights once per 64 rows. Raises TypeError or ValueError that names the
     argument.

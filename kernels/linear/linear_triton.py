@@ -11,7 +11,7 @@ If a plan splits sums over several programs, partial sums go to a workspace, and
 finish adds them in ascending order. There are no float atomics.
 
 The first tiles of the weight are prefetched into L2 while the prologue computes norms or, under
-programmatic dependent launch, while the kernel before still runs.
+programmatic dependent launch, while the preceding kernel still runs.
 """
 
 # mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False

@@ -388,14 +388,14 @@ def ternary_gemv(
     epilogue: Epilogue = Epilogue.STORE,
     dependent: bool = False,
 ) -> None:
-    """Compute `ternary_linear` of one row, normed before and with an epilogue, in one launch.
+    """Compute a norm, `ternary_linear` and an epilogue of one row, in one launch.
 
     x: fp32 [rows, in], one row or none, with up to GEMV_MAX_IN inputs. norm: fp32 [in], the weight
     of an RMSNorm (`order_free_rms_norm`) of x. out: fp32 [rows, sum of outs]; with RELU2_GATE the
     weights are two equal parts, gate and up, and out is [rows, out of one]; SWIGLU is not
     supported. x and out must not overlap. A row with NaN or infinite values gives NaN. dependent:
-    programmatic dependent launch; the weights are read while the launch before still runs,
-    everything else after it has ended.
+    programmatic dependent launch; the weights are read while the preceding launch still runs,
+    everything else after its end.
 
     Moves in * sum of outs / 4 bytes of weights once. Raises TypeError or ValueError that names the
     argument.

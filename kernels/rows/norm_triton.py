@@ -204,7 +204,7 @@ def plan(size: int) -> dict[str, Any]:
 
 
 def int8_plan(size: int) -> dict[str, Any]:
-    """Return the constants and warps of an int8 norm's launch; in a step each warp has one line."""
+    """Return the constants and warps of an int8 norm's launch; a warp has one line per step."""
     lines = triton.cdiv(size, LINE)
     warps = min(next_power_of_2(lines), MAX_WARPS)
     steps = triton.cdiv(lines, warps)
@@ -212,7 +212,7 @@ def int8_plan(size: int) -> dict[str, Any]:
 
 
 def variants(shape: DecoderShape) -> Iterator[Variant]:
-    """Yield the norms before linears and before the LM head, for numbers of rows that need them."""
+    """Yield the norms before linears and before the LM head, as launches of their own."""
     yield _variant(shape, "hidden", shape.hidden)
     yield _variant(shape, "hidden", shape.hidden, out="bf16")
     yield _variant(shape, "hidden", shape.hidden, out="bf16", dependent=True)

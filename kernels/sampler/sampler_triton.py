@@ -16,7 +16,7 @@ on the batch, on the size of blocks or on the order in which programs run.
              that are kept, and takes the best of this id and the winners of all blocks.
 
 These are four launches, not one launch with barriers, because each step needs the results of all
-blocks of the step before. Programs of a row that needs no step 2 or 3, or no cutoff in step 4,
+blocks from the preceding step. Programs of a row that needs no step 2 or 3, or no cutoff in step 4,
 return at once. Scores of -32 and less are in no bin: their weight is 0, and no noise can make them
 win, so it does not matter which of them top-k keeps. If a row has both top-k and top-p, all ids
 down to the cutoff of top-k are candidates, since top-p needs the total weight of the ids that top-k
