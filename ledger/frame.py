@@ -20,8 +20,8 @@ CODEC: Codec[Frame] = Codec(FRAMES)
 FRAMES_TYPE = "application/vnd.tailrace.frames"
 """Media type of a body of frames."""
 
-# A Call has the whole body of a request, so a frame on a link may have the maximum length of the
-# header's field.
+# A Call has the whole body of a request, so a frame on a link may be as long as the header's length
+# field allows.
 MAX_LINK_FRAME_BYTES = LENGTH_MASK
 MAX_CALL_HEAD_BYTES = 128 << 10
 """Maximum bytes of a Call without its body. Servers accept at most 64 KiB of headers."""
@@ -38,14 +38,14 @@ LINK_CODEC: Codec[Frame] = Codec(FRAMES, MAX_LINK_FRAME_BYTES)
 _SHORT = struct.Struct("<IBIB")  # the header, the tag, the corr and the length of the text
 _SHORT_BYTES = _SHORT.size
 _pack_short, _unpack_short = _SHORT.pack, _SHORT.unpack_from
-_HEADER_LESS_SIZE = VERSION_BITS - HEADER_BYTES  # difference of a frame's header and its size
+_HEADER_LESS_SIZE = VERSION_BITS - HEADER_BYTES  # a frame's header, as a number, minus its size
 _SHORT_TEXT_BYTES = 1 << 7  # the length of a shorter text is encoded in one byte
 _SMALL_INDEX = 1 << 14  # a smaller index is encoded in at most two bytes
 _UVARINT = tuple(
     bytes((n,)) if n < 1 << 7 else bytes((n & 0x7F | 0x80, n >> 7)) for n in range(_SMALL_INDEX)
 )
 SMALL_INDEXES = {raw: n for n, raw in enumerate(_UVARINT)}
-"""Small indexes by the bytes of their varint."""
+"""The small indexes, each by the bytes of its varint."""
 
 # Fields are set by the slots' setters: __init__ of a frozen dataclass takes twice as long.
 _new_token = Token.__new__

@@ -17,9 +17,11 @@ class StreamKind(IntEnum):
     """The kind of producer of a stream, which decides what happens when the producer dies."""
 
     GENERATION = 0
-    """An engine. A stream without StreamEnd is unfinished, and another worker takes it over."""
+    """The producer is an engine. A stream without StreamEnd is unfinished, and another worker takes
+    it over."""
     OBJECT = 1
-    """An object, which also ends and deletes the stream; the ledger never expires it."""
+    """The producer is an object, which also ends and deletes the stream; the ledger never expires
+    it."""
 
 
 MAX_TTL_S = 100 * 365 * 24 * 3600

@@ -21,4 +21,4 @@ class Hint(StrEnum):
     RECONNECT = "reconnect"
     """A client resumed a stream."""
     OPERATOR = "operator"
-    """An operator requested the load; it is done as soon as there is memory."""
+    """An operator asked for a model, which is loaded as soon as there is memory."""

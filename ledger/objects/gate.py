@@ -77,7 +77,7 @@ class Event:
         return asyncio.current_task() is self.task
 
     def abandon(self) -> None:
-        """Stop the event when it does not hold the gate, because its caller has gone."""
+        """Stop the event as soon as it does not hold the gate: its caller has disconnected."""
         self.abandoned = True
         if self.stage in (Stage.QUEUED, Stage.OUTSIDE):
             self.interrupt()
@@ -207,7 +207,8 @@ class InputGate:
     async def enter_again(self) -> None:
         """Wait for the gate even if cancelled; the cancellation is raised once inside.
 
-        For an event that was inside before: its cleanup must not run beside another event.
+        This is for an event that was inside before: while it cleans up, no other event may be
+        inside.
         """
         if not self._held:
             self._held = True

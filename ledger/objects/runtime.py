@@ -83,7 +83,7 @@ MAX_ALARMS_AT_ONCE = 64
 Handlers of classes in `ObjectLimits.alarms_at_once` do not count.
 """
 POLL_MS = 5_000
-"""Interval between checks of the store if nothing wakes the loop.
+"""Interval in ms between checks of the store if nothing wakes the loop.
 
 Another origin that shares the store may have set an alarm and died.
 """
@@ -93,7 +93,8 @@ HORIZON_MS = 2**62
 T = TypeVar("T")
 
 Forward = Callable[[HeldElsewhere, ObjectKey, ObjectRequest], Awaitable[ObjectResponse | None]]
-"""Sends a request to the origin that holds the object; returns None to try here again."""
+"""Sends a request to the origin that holds the object; returns None if it should be tried here
+again."""
 
 log = structlog.get_logger("objects")
 
@@ -270,7 +271,7 @@ class ObjectRuntime:
             event.stage = Stage.ENDED
 
     def _unheard(self, task: asyncio.Task[T]) -> None:
-        """Clean up after an event whose caller has gone."""
+        """Clean up after an event whose caller has disconnected."""
         if task.cancelled():
             return
         if (error := task.exception()) is not None:

@@ -68,7 +68,7 @@ class LogRows:
         self._sizes: deque[int] = deque()  # bytes of each row from number `_prunable` on
 
     def add(self, seq: int, size: int) -> None:
-        """Add row `seq` of `size` bytes. The first one need not be row 1."""
+        """Add row `seq` of `size` bytes. The first row that is added need not be row 1."""
         if not self._sizes and self._prunable == self._pruned:
             self._pruned = self._prunable = seq
         self._sizes.append(size)
@@ -123,7 +123,7 @@ class Log:
         group.commit.keep_from, self._rows = self._seq + 1, LogRows()
 
     def prepare(self, group: Group) -> None:
-        """Add the log row to a group's commit. Everything else can be stored after it."""
+        """Add the log row to a group's commit. Everything else can be stored later."""
         if not group.tails:
             return
         commit, unstored = group.commit, self._residents.unstored
@@ -145,9 +145,9 @@ class Log:
         self._rows.add(self._seq, len(commit.log))
 
     def tidy(self, group: Group, commit: Commit) -> None:
-        """Add the segments that are stored now, and the log rows that are deleted, to `commit`."""
+        """Add to `commit` the segments that it stores and the log rows that it deletes."""
         self._note_aged(self._seq)
-        # A share of the due tails, with all records up to the accepted index.
+        # Store a share of the due tails, each with all records up to its accepted index.
         due = len(self._residents.due_tails)
         if not self.stores_all:
             due = -(-due // SEGMENT_COMMITS)

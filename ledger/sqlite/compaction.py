@@ -29,9 +29,9 @@ from tailrace.ledger.sqlite.retention import RetentionSettings
 from tailrace.ledger.sqlite.storage import SegmentRow, Storage
 
 COLD_FRAMES = 1_024
-"""Maximum records of a cold segment, which a reader of any of them must decompress."""
+"""Maximum records of a cold segment. A reader of one record must decompress all of them."""
 COLD_BYTES = 128 * 1024
-"""Maximum bytes of plain segments that become a cold one. A larger segment stays plain."""
+"""Maximum bytes of the plain segments that one cold segment replaces; a larger one stays plain."""
 RUN_SEGMENTS = 32
 """Maximum plain segments that one commit replaces, which takes about a millisecond."""
 STREAMS_AT_ONCE = 64

@@ -53,9 +53,10 @@ log = structlog.get_logger("ledger")
 def connect_writer(
     path: Path, vfs: str | None, look: Callable[[int], None] = lambda _: None
 ) -> apsw.Connection:
-    """Open the connection that writes. A new file gets the schema; a foreign file is refused.
+    """Open the connection that writes; refuse a file of another program.
 
-    `look` is called with the number of whole frames in the WAL, before the WAL is changed.
+    A new file gets the schema. `look` is called with the number of whole frames in the WAL, before
+    the WAL is changed.
     """
     _refuse_old_sqlite()
     writer = apsw.Connection(str(path), vfs=vfs)
