@@ -82,7 +82,7 @@ COUNTED = (
 
 
 def delivered(usage: Usage, tokens: int) -> Usage:
-    """Return the row of a stream of which `tokens` output tokens were sent to a reader."""
+    """Return the row with at least `tokens` delivered tokens, but no more than the output has."""
     tokens = min(max(usage.delivered_tokens, tokens), usage.output_tokens)
     return usage._replace(delivered_tokens=tokens)
 
@@ -97,7 +97,7 @@ GROUPS = ("day", "month", *FILTERS)
 
 @dataclass(frozen=True, slots=True)
 class UsageQuery:
-    """A query for sums of the usage that ended from `from_ms` on, and before `to_ms`.
+    """A query for sums of the usage of streams that ended from `from_ms` on, before `to_ms`.
 
     `by` are names of `GROUPS`; without any there is one sum. `where` maps columns of `FILTERS` to
     the value that rows must have. `to_ms` is None for no limit.
@@ -110,7 +110,7 @@ class UsageQuery:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The groups as a database computes them: days, from which months are made later."""
+        """The columns by which the database groups; days are added up to months later."""
         return tuple(dict.fromkeys("day" if name == "month" else name for name in self.by))
 
     @property

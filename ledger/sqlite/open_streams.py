@@ -62,7 +62,7 @@ class Residents:
     async def adopt(self, row: StreamRow) -> Tail:
         """Create the tail of a stored stream, after its last segment."""
         covered, size = await self._storage.covered(row.sid), 0
-        if not row.ended:  # the limit of the size concerns only these
+        if not row.ended:  # only streams without an end have a limit
             size = await self._storage.maintenance.stored_bytes(row.sid)
         parts = await self._storage.parts(row.sid)
         tail = self._keep(row, covered, parts)

@@ -108,8 +108,8 @@ class Traces:
     ) -> Span:
         """Start a span.
 
-        `serves` marks the span of a request from another service. `start_ns` is Unix time in ns,
-        by default now.
+        With `serves` it is the span of a server that handles another service's request. `start_ns`
+        is Unix time in ns, by default now.
         """
         from opentelemetry.trace import SpanKind
 
@@ -119,7 +119,7 @@ class Traces:
         )
 
     def close(self) -> None:
-        """Export the rest and stop; takes up to EXPORT_TIMEOUT_S without an answer."""
+        """Export the remaining spans and stop; wait up to EXPORT_TIMEOUT_S for the collector."""
         self._provider.shutdown()
 
 

@@ -37,7 +37,7 @@ class Type:
 
 
 def fault(message: str, offset: int) -> FrameError:
-    """Return an error of a value; the enclosing structs add the path to `field`."""
+    """Return the error for a faulty value; the enclosing structs add the path to `field`."""
     return FrameError(message, field="", offset=offset)
 
 
