@@ -141,7 +141,7 @@ def _scaling(config: JsonObject, rope: JsonObject, context: int) -> RopeScaling 
         case "default":
             return None
         case "dynamic":
-            # It only affects positions beyond the context, which are never served.
+            # Dynamic scaling only affects positions beyond the context, which are never served.
             rope.number("factor")
             return None
         case "linear":

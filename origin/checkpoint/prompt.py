@@ -97,7 +97,7 @@ class TemplateProcess:
         return answer
 
     def _ask(self, question: Mapping[str, Any], otherwise: str) -> Answer:
-        """Return the child's answer. If there is none, the key `otherwise` has the reason."""
+        """Return the child's answer; if it gives none, the key `otherwise` has the reason."""
         assert self._child is not None
         try:
             return _exchange(self._child, json.dumps(question).encode())

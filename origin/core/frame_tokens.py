@@ -35,8 +35,9 @@ class FrameTokens:
 def delivered_tokens(reach: int, end: int, output: int, tokens: FrameTokens | None) -> int:
     """Return how many of a stream's `output` tokens are in the frames before index `reach`.
 
-    `end` is the index of the StreamEnd. Whoever has all frames before it has all tokens. The frames
-    of text producers have no token ids, so `tokens` is None and each frame counts equally.
+    `end` is the index of the StreamEnd. A reader that has all frames before the StreamEnd has all
+    tokens. The frames of text producers have no token ids, so `tokens` is None and each frame
+    counts equally.
     """
     if reach >= end:
         return output

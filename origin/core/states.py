@@ -121,7 +121,7 @@ class StreamEvent(Enum):
     """The request to open the stream was refused or abandoned before the stream was created."""
     ADMITTED = "admitted"
     FOUND = "found"
-    """The stream is unfinished in the ledger, and its origin is gone or it is read here."""
+    """The stream is unfinished in the ledger, and its origin is gone or a client reads it here."""
     UNREADABLE = "unreadable"
     PLACED = "placed"
     CLAIMED = "claimed"

@@ -105,7 +105,7 @@ class StepFrames(NamedTuple):
 def end_usage(
     stream: Stream, now_ms: int, delivered: int, counted: TokenCounts = NOT_COUNTED
 ) -> EndUsage:
-    """Return the usage to store with a stream's end, of which `delivered` tokens were read."""
+    """Return the usage to store with the end of a stream, whose readers got `delivered` tokens."""
     recipe = stream.recipe
     return EndUsage(
         ended_ms=max(now_ms, 0),  # the system's clock may be set before 1970

@@ -92,7 +92,7 @@ class Steering:
         return self._settle(1) if is_whole else []
 
     def drop(self) -> list[int]:
-        """Forget the pending orders, because the stream is over here; return their tickets."""
+        """Forget the pending orders of a stream that no longer runs here; return their tickets."""
         return self._settle(len(self._pending))
 
     def _settle(self, count: int) -> list[int]:
@@ -290,7 +290,7 @@ class Stream:
                 self.new_engine = fingerprint
 
     def not_taken(self) -> Conflict:
-        """Return the error for pending Steer orders of a stream that is over here."""
+        """Return the error for pending Steer orders of a stream that ended or left this origin."""
         fate = "was cancelled" if self.is_cancelled else "ended, or went to another origin,"
         return Conflict(
             f"the stream {fate} before it took up the text", hint="open a new stream with the text"

@@ -346,7 +346,7 @@ class RecordArrival:
 
 @dataclass(frozen=True, slots=True)
 class RecordEnd:
-    """Record a stream that is over here in the history, metrics and traces.
+    """Record the end of a stream in the history, metrics and traces.
 
     `is_delivered` is True if the usage stored with the end counts all tokens as delivered.
     """

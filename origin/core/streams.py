@@ -581,7 +581,7 @@ class StreamCore:
         self._leave(stream, event)
 
     def _leave(self, stream: Stream, event: StreamEvent) -> None:
-        """Drop the record of a stream that is over here, and fail its pending Steer orders."""
+        """Drop the record of a stream that no longer runs or waits here; fail its Steer orders."""
         if not self.table.drop(stream, event, self._now):
             return
         if untaken := stream.steering.drop():
@@ -728,7 +728,7 @@ class StreamCore:
         self._wake(one for one in sorted(lately - here) if self._is_to_be_found(one))
 
     def _is_to_be_found(self, stream: bytes) -> bool:
-        """Return True if a stream that is read here must be looked up now, at first or again."""
+        """Return True if a stream that is read here is due for its first or its next look-up."""
         look = self._looks.get(stream)
         return look is None or self._now - look.at_s >= LOOK_AGAIN_S
 

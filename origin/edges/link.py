@@ -465,8 +465,8 @@ class EdgeLink(asyncio.Protocol):
     def _call(self, corr: int, call: C, handle: Callable[[C], Awaitable[ObjectResponse]]) -> None:
         """Start a Call, or refuse it if too many bytes of unanswered Calls are held.
 
-        Reading is not paused instead, because credit and new streams that arrive after a Call must
-        not wait for it.
+        Reading from the edge is not paused instead, because credit and new streams that arrive
+        after a Call must not wait for it.
         """
         self._check_free(corr)
         if self._held_bytes and self._held_bytes + len(call.body) > CALLS_HIGH_BYTES:
@@ -485,7 +485,7 @@ class EdgeLink(asyncio.Protocol):
         task.add_done_callback(partial(self._done, corr))
 
     def _carries_out(self, corr: int) -> bool:
-        """Return True if the current task may answer `corr`: it was not detached meanwhile."""
+        """Return True if the current task may answer `corr`: the edge has not detached it."""
         return self._carried_out.get(corr) is asyncio.current_task()
 
     async def _guard(self, corr: int, work: Coroutine[None, None, None]) -> None:

@@ -143,7 +143,7 @@ class Engine:
         self._scheduler.set_unread(run_id, unread=unread)
 
     def set_shedding(self, *, small_steps: bool, guess: bool) -> None:
-        """Set whether steps are as small as possible, and whether tokens are guessed."""
+        """Set whether steps are as small as possible, and whether tokens are drafted."""
         self._guesses = guess and self._model_context.drafter is not None
         self._scheduler.set_small_steps(enabled=small_steps)
 
@@ -151,7 +151,7 @@ class Engine:
         """Run one plan; return its emissions, and those of other calls since the last step."""
         emissions, self._outbox = self._outbox, []
         if self._guesses:
-            emissions += self._land()  # guesses depend on the tokens of the last step
+            emissions += self._land()  # drafts depend on the tokens of the last step
         began = self._clock_s()
         plan = self._scheduler.plan(self._propose if self._guesses else None)
         for run_id in plan.preempted:
@@ -178,7 +178,7 @@ class Engine:
                 f"the prompt has {len(run.prompt_ids)} tokens, but must have 1 to {context - 1}"
             )
         if max(chain(run.prompt_ids, run.generated_ids, run.inserted_ids)) >= vocab:
-            raise ValueError(f"a token id outside the vocabulary of {vocab}")
+            raise ValueError(f"a token id of the run is outside the vocabulary of {vocab} ids")
 
     def _schedule(self, run_id: int, run: StartRun, generation: Generation) -> None:
         priority = Priority(run.priority)
@@ -201,7 +201,7 @@ class Engine:
     # ---- a step ----
 
     def _propose(self, wanted: Sequence[tuple[int, int]]) -> list[Sequence[int]]:
-        """Return guesses for each (run, maximum); none for runs without speculative decoding."""
+        """Return drafts for each (run, maximum); none for runs without speculative decoding."""
         assert self._model_context.drafter is not None
         asked = [self._generations[run_id].asked(most) for run_id, most in wanted]
         found = iter(

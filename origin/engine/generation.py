@@ -52,7 +52,7 @@ class ModelContext:
 
 
 class Generation:
-    """One run's text, rules and guesses; the scheduler knows which of its tokens are cached.
+    """One run's text, rules and drafts; the scheduler knows which of its tokens are cached.
 
     Raises ValueError for invalid settings, CallerError for an output format that cannot be
     followed. `ended` is True once StreamEnd was emitted.
@@ -82,7 +82,7 @@ class Generation:
         self._counts = self._count()
         self._counted = [*self.generated]
         """The generated ids that `_counts` counts."""
-        # Penalties change with every token, so a run with penalties has no guesses.
+        # Penalties change with every token, so a run with penalties has no drafts.
         self._drafter = model_context.drafter if self._counts is None else None
 
     @property
@@ -109,7 +109,7 @@ class Generation:
     def note_prefill(self, start: int, tokens: int) -> None:
         """Note that `tokens` known tokens from position `start` on are computed.
 
-        Tokens of the prompt that are skipped, for the first time, were found in the KV cache.
+        Prompt tokens before `start` that no earlier call has counted were found in the KV cache.
         """
         self.is_begun = True
         skipped = min(start, len(self._run.prompt_ids)) - self._prefilled
@@ -117,7 +117,7 @@ class Generation:
         self._prefilled = max(self._prefilled, start + tokens)
 
     def asked(self, most: int) -> Asked | None:
-        """Return the request to the drafter for at most `most` guesses; None without a drafter."""
+        """Return the request to the drafter for at most `most` drafts; None without a drafter."""
         return None if self._drafter is None else Asked(self._run_id, self._known, most)
 
     @property

@@ -130,7 +130,7 @@ async def append_end(
     """Take a stream over and write its end, unless it has one.
 
     `now_s` is the time on the clock of `StreamProgress`, and `now_ms` the Unix time. `reach` is the
-    one of `StepFrames.appends`.
+    same as in `StepFrames.appends`.
 
     Raises:
         NotFound: The stream was deleted.

@@ -26,8 +26,8 @@ def named_gpus(value: str) -> tuple[str, ...]:
 def place(sizes: Sequence[float], gpus: Sequence[str], held: Mapping[str, float]) -> list[str]:
     """Choose a GPU for each worker of one model, and return them in the order of the workers.
 
-    Workers of one model are spread over as many GPUs as possible; among these, the GPU with the
-    least memory in use is chosen.
+    Each worker gets one of the GPUs with the fewest workers of this model, and among these the GPU
+    with the least memory in use.
 
     Args:
         sizes: The memory of each worker.

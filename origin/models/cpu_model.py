@@ -143,8 +143,9 @@ class CpuLayer:
     def _turn(self, qkv: Tensor, batch: Batch) -> Tensor:
         """Rotate the query and key heads of fp32 [T, heads + 2 kv_heads, D] to their positions.
 
-        Two products and a sum, each rounded: torch fuses them for whole vectors only, which would
-        round a row's last elements differently depending on the size of the batch.
+        The two products and the sum are separate operations, each rounded. Fused ones would round a
+        row's last elements differently depending on the size of the batch, because torch fuses them
+        for whole vectors only.
         """
         parts, heads = self._parts, self._heads
         turned = qkv[:, : self._turned]
