@@ -46,7 +46,7 @@ async def own_usage(request: Request) -> Response:
     caller = caller_of(request)
     if caller is None or not caller.key:
         raise NotFound(
-            "this edge has no API keys, so it has no usage of a key",
+            "this edge has no API keys, so no usage is counted by key",
             hint="operators find all usage at /v1/admin/usage",
         )
     query = dict(request.query_params)

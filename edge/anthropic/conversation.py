@@ -13,7 +13,7 @@ from tailrace.ledger.errors import CallerError
 from tailrace.ledger.frame import MAX_MESSAGES, Message, ToolChoice, Tools
 
 THINKING = ("thinking", "redacted_thinking")
-"""Types of blocks that clients send back and that are not part of the conversation."""
+"""Types of blocks that clients send back, but that models are not given."""
 BLOCKS = {
     "system": ("text",),
     "user": ("text", "tool_result"),
@@ -23,7 +23,7 @@ BLOCKS = {
 TURN_BREAK = "\n\n"
 """Text between consecutive messages of one role, which are one turn of the conversation."""
 CHOICES = {"auto": ToolChoice.AUTO, "any": ToolChoice.REQUIRED, "none": ToolChoice.NONE}
-"""The choices of tools that name no tool."""
+"""Maps the types of `tool_choice` that name no tool to ours."""
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 _STRING = {"type": "string"}
 _CACHED = {"cache_control": {"description": "Accepted, and has no effect."}}
@@ -280,7 +280,7 @@ def _tool(tool: object, place: str) -> dict[str, Any]:
 
 
 def _choice(choice: Mapping[str, Any] | None) -> tuple[ToolChoice, str | None]:
-    """Return how the model chooses, and the one tool that it must call."""
+    """Return how the model chooses a tool, and the one tool that it must call, if any."""
     if choice is None:
         return ToolChoice.AUTO, None
     kind = choice.get("type")

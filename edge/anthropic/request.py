@@ -146,7 +146,7 @@ class MessagesBody(Settings):
     metadata: MetadataBody | None = Field(None, description='an object such as {"user_id": "u"}')
     output_config: OutputBody | None = Field(None, description="an object with a format")
     # The API has other names for these parameters, or none.
-    stop: None = Field(None, description="its name here is stop_sequences")
+    stop: None = Field(None, description="in this API its name is stop_sequences")
     n: Literal[1] | None = Field(None, description="only 1")
 
     def to_stream(self, key: str | None, caller: Caller | None) -> Open:
