@@ -14,11 +14,11 @@ MEAN_GAIN = 1 / 8
 AIM = 0.85
 """Share of the allowed step time that the limits aim at, since single steps take longer."""
 STARTED_STEPS_PER_RAISE = 32
-"""Number of consecutive punctual steps after which the limit of started runs rises by one. It is
-high, since a started run is decoded until it ends."""
+"""Number of consecutive steps within the target time after which the limit of started runs rises by
+one. It is high, since a started run is decoded until it ends."""
 CHUNK_STEPS_PER_RAISE = 8
-"""Number of consecutive punctual steps after which a step gets one more row for runs that take
-turns."""
+"""Number of consecutive steps within the target time after which a step may have one more row of
+decoding. Less urgent runs that get no row in a step get one in a later step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class StepLimits:
         return min(self._started.rows, self._running)
 
     def rows_in_time(self, *, chunks: bool) -> int:
-        """Return the rows that a step has time for, with or without chunks of prompts."""
+        """Return the number of rows that a step has time for, with or without chunks of prompts."""
         return self._in_time[chunks].rows
 
     def observe(self, plan: Plan, seconds: float, *, waiting: bool) -> None:
@@ -104,13 +104,15 @@ class StepLimits:
 class BatchLimit:
     """An AIMD limit (Chiu, Jain 1989) of tokens per step, for a target of `seconds` per step.
 
-    A punctual step that used the whole limit raises it by INCREASE_TOKENS, or doubles it while
-    steps last less than half of the target. A late step lowers it to DECREASE of what the step
-    took, but at most by half. This needs no model of the machine: a line fitted to (rows, prompt
-    tokens, seconds) is undetermined while all steps look alike, which is the normal case, and is
-    wrong where long sequences make the cost a curve.
+    A step within the target time that used the whole limit raises the limit by INCREASE_TOKENS, or
+    doubles it if the step lasted less than half of the target. A step beyond the target time lowers
+    the limit to DECREASE times the tokens of the step, but at most by half. This needs no model of
+    the machine's speed: a line fitted to (rows, prompt tokens, seconds) is undetermined while all
+    steps look alike, which is the normal case, and is wrong where long sequences make the cost a
+    curve.
 
-    The limit never falls below `least`: on a machine where even that is late, steps stay late.
+    The limit never falls below `least`: on a machine where even steps of `least` tokens exceed the
+    target, steps stay too long.
     """
 
     def __init__(self, least: int, most: int, seconds: float) -> None:
@@ -138,12 +140,13 @@ class BatchLimit:
 class RowLimit:
     """An AIMD limit like `BatchLimit`, of rows instead of tokens.
 
-    It starts at `least` and is raised by one row after `steps_per_raise` consecutive punctual
-    steps, or quickly while steps last less than half of the target. After it was lowered it is not
-    lowered again until enough runs have ended.
+    It starts at `least` and is raised by one row after `steps_per_raise` consecutive steps within
+    the target time, or quickly while steps last less than half of the target. After it was lowered
+    it is not lowered again until enough runs have ended.
 
-    Fewer rows are not always faster. If even a step with hardly any row is late (its time is spent
-    on reading the weights), fewer rows would not help, and the limit rises nevertheless.
+    Fewer rows are not always faster. If even a step with hardly any row exceeds the target (its
+    time is spent on reading the weights), fewer rows would not help, and the limit rises
+    nevertheless.
     """
 
     def __init__(self, least: int, most: int, seconds: float, steps_per_raise: int) -> None:
@@ -151,7 +154,7 @@ class RowLimit:
         self._most = most
         self._seconds = seconds
         self._steps_per_raise = steps_per_raise
-        # Mean seconds of the smallest steps (at most `least` rows): by True with chunks, or False.
+        # Mean seconds of the smallest steps (at most `least` rows); key True: of those with chunks.
         self._alone: dict[bool, float] = {}
         self._in_time = 0
         self.rows = least

@@ -166,7 +166,7 @@ class ScheduledRun:
         return map(self.key, range(self.reusable_pages))
 
     def learn(self, ids: Sequence[int]) -> int:
-        """Append the next tokens; return how many further guesses of the step they confirm.
+        """Append the next tokens; return how many more guesses of the step they show to be right.
 
         A guess counts as right only when a token after it is known, which was drawn from the row of
         the guess. So the last known token is never cached, and goes through the model again.

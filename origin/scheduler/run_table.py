@@ -33,7 +33,7 @@ from tailrace.ledger.wire.schema import Priority
 from tailrace.origin.scheduler.pages import PagePool
 from tailrace.origin.scheduler.plan import ScheduledRun, pages_for
 
-# Weights of the classes: tokens that each is served relative to the others when all want more.
+# Weights of the classes: the proportions in which they are served tokens when all want more.
 WEIGHTS: Mapping[Priority, int] = {
     Priority.INTERACTIVE: 8,
     Priority.STANDARD: 4,
@@ -168,7 +168,7 @@ class RunTable:
     # ---- starting ----
 
     def start(self) -> None:
-        """Start waiting runs while there is room; the class with the smallest tag goes first."""
+        """Start waiting runs while slots and pages suffice, from the class with the least tag."""
         classes = [p for p, runs in self.waiting.items() if runs]
         tags = self._tags() if classes else {}
         latest = inf
@@ -199,7 +199,7 @@ class RunTable:
         return {p: self._queue.time(p) + owed[p] / weights[p] for p in weights}
 
     def _admit(self, run: ScheduledRun, tags: dict[Priority, float]) -> bool:
-        """Start a run if there is room or other runs can be preempted; return True if it starts.
+        """Start a run if slots and pages are free or can be freed by preemption; True if it starts.
 
         The run takes the pages of its longest cached prefix from the pool.
         """
