@@ -62,9 +62,10 @@ class GpuModel:
     """A checkpoint loaded on `device`; see `model.Model`.
 
     kv_bytes: size of the KV cache; None for a share of free memory. dependent: launches begin while
-    earlier ones still run. step_rows: maximum rows of one step, of which more read the weights
-    again. capture: how steps are captured, for tests; by default as the device does it. On a CPU
-    the kernels run in Triton's interpreter, far slower than `cpu_model`; that is for tests.
+    earlier ones still run. step_rows: maximum rows that one pass over the weights computes; a
+    larger batch reads the weights again. capture: replaces the device's way of capturing steps, for
+    tests. On a CPU the kernels run in Triton's interpreter, far slower than `cpu_model`; that is
+    for tests.
     """
 
     def __init__(
@@ -126,7 +127,8 @@ class GpuModel:
     ) -> Launched:
         """Launch a step; see `model.StepDevice`.
 
-        Single rows of distinct sequences go from ids to ids in one graph.
+        If all pieces are single rows of distinct sequences, one captured graph computes and draws
+        the tokens.
         """
         captured = self.captured
         check_pieces(pieces, self.config, self._known_pages, self._before)
@@ -202,7 +204,7 @@ class GpuModel:
     def _logits_of(
         self, hidden: Tensor, draws: Sequence[Draw]
     ) -> Iterator[tuple[Tensor, Sequence[Draw]]]:
-        """Yield logits of as many rows as fit at a time; the next ones overwrite them."""
+        """Yield the logits of up to `step_rows` rows at a time; the next ones overwrite them."""
         most = self._decoder.step_rows
         for start in range(0, len(draws), most):
             rows = slice(start, start + most)
@@ -329,7 +331,7 @@ def _numeric_code() -> list[Path]:
 def _machine(device: torch.device) -> tuple[str, ...]:
     """Return the versions and names of the compiler and of the machine that it compiles for.
 
-    Launch plans follow the GPU's limits, and bits of float sums the plans.
+    The GPU's limits determine the launch plans, and these the last bits of float sums.
     """
     if device.type != "cuda":
         return triton.__version__, "interpreter", platform.machine()
@@ -407,7 +409,7 @@ def sizes(most: int) -> list[int]:
 
 
 def _kind(part: object) -> object:
-    """Return an object that is equal for parts with the same launches."""
+    """Return an object that is equal for two parts if their kernels are launched alike."""
     if isinstance(part, Tensor):
         return part.dtype, tuple(part.shape), part.data_ptr() % ALIGNED_BYTES
     if isinstance(part, tuple):

@@ -88,7 +88,7 @@ def _keep_freed_memory() -> None:
 def _runs_on_gpu(directory: Path) -> bool:
     """Return True if a GPU can be used, and the kernels support the model's heads.
 
-    The reason for the CPU is logged: a large model is slow on it.
+    If the heads prevent it, the reason is logged, because a large model is slow on a CPU.
     """
     if not gpu_is_usable():
         return False

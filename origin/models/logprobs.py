@@ -52,7 +52,7 @@ def pack_scores(logits: Tensor, tokens: Tensor, most: int) -> Tensor:
 def unpack_scores(
     packed: Tensor, draws: Sequence[Draw], tokens: Sequence[int]
 ) -> list[Scores | None]:
-    """Return each draw's scores from those of `scored_rows`, packed on the host."""
+    """Return the scores of each draw, given the packed scores of `scored_rows` in host memory."""
     found: list[Scores | None] = [None] * len(draws)
     count = packed.shape[1] // 2
     chosen = packed[:, 0].view(torch.float32).tolist()

@@ -65,8 +65,8 @@ class Piece:
     pages: Sequence[int]
     """The sequence's block table; it covers start + len(ids) positions.
 
-    The same list may come again with more pages at its end, but its pages must not change, so that
-    nothing is done twice for pages that are known.
+    A later Piece may have the same list with more pages appended. The pages before them must not
+    change, so that each page is checked and copied only once.
     """
     prefill: bool
     """True for a chunk of a prompt (start is a multiple of 64, at most 64 ids), False for decoding
@@ -171,13 +171,13 @@ class Results(NamedTuple):
 
 
 class Launched(Protocol):
-    """A launched step, whose results are still to be read."""
+    """A launched step, whose results were not read yet."""
 
     @property
     def first_use(self) -> bool:
         """True if the launch did work that no later one repeats, such as a capture.
 
-        The duration of the step then says nothing about the next.
+        The duration of the step then does not predict the next one's.
         """
 
     def read(self) -> Results:
@@ -186,11 +186,11 @@ class Launched(Protocol):
 
 @runtime_checkable
 class StepDevice(Protocol):
-    """A model that computes whole steps; its engine is pipelined.
+    """A model that computes whole steps; its engine may launch a step while the last one runs.
 
     `launch` returns at once, and the next batch may be launched before the results of this one are
-    read. An id below 0 in it stands for a token that the host does not know yet: `drawn_before(n)`
-    for the n-th draw of the launch before.
+    read. An id below 0 in the next batch stands for a token that the host does not know yet:
+    `drawn_before(n)` for the n-th draw of the launch before.
     """
 
     def launch(
