@@ -95,9 +95,9 @@ def _require_known(path: Path, data: Path) -> None:
 
 
 def _note_known(path: Path, data: Path) -> None:
-    """Note in the data folder that there is a ledger at `path`."""
+    """Record in the data folder that there is a ledger at `path`."""
     seen, named = data / SEEN_NAME, _named(path, data)
-    with suppress(OSError):  # without this file, `_require_known` just checks nothing
+    with suppress(OSError):  # without this file, `_require_known` only skips its check
         if not seen.exists() or seen.read_text("utf-8") != named:
             data.mkdir(parents=True, exist_ok=True)
             replace_file(seen, named.encode())

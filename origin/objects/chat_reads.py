@@ -25,12 +25,12 @@ from tailrace.origin.streams.state import CONFIG
 MAX_LISTED_TURNS = 100
 """Maximum number of turns in one document."""
 MAX_READ_TURNS = 256
-"""Maximum number of turns that a reader that follows gets in one piece."""
+"""Maximum number of turns that are read at once for a reader that follows the chat."""
 REPORT_INTERVAL_S = 1.0
-"""Minimum seconds between two reports of the number of readers to one of them. Without it, a
+"""Minimum seconds between two reports of the number of readers to the same reader. Without it, a
 thousand readers that come at once would cause a million reports."""
 CHECK_INTERVAL_S = 15.0
-"""Seconds without news after which a reader that follows looks whether the chat still exists."""
+"""Seconds without a new turn after which a following reader checks if the chat still exists."""
 LINES_TYPE = "application/x-ndjson"
 GONE = "gone"
 """The state of a turn whose stream was deleted or has expired."""
@@ -58,7 +58,7 @@ class Presence:
         self._tell(key)
 
     def leave(self, key: ObjectKey, changed: Callable[[], None]) -> None:
-        """Count a reader no longer."""
+        """Stop counting a reader that `join` counted."""
         readers = self._readers[key]
         del readers[changed]
         self.total -= 1

@@ -28,7 +28,7 @@ from tailrace.origin.streams.stored_object import StoredStreamObject
 
 TURN = "turn:"
 """Prefix of the values that have the number of a stream's turn. The stream's id, in hex, follows.
-They make a repeated request harmless: a stream is listed once."""
+Because of them, a repeated request does not list a stream twice."""
 KEPT_MS = 86_400_000
 """Time in ms after the start of its latest turn at which a chat is forgotten."""
 

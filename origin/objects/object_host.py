@@ -36,8 +36,8 @@ from tailrace.origin.subscriptions.request import INDEX_KEY, SUBSCRIPTION
 from tailrace.origin.subscriptions.webhook import Webhooks
 
 HERE = frozenset((UPDATE,))
-"""Operations that need data in this process's memory. If another origin runs the object, it is
-taken over by this origin before such an operation."""
+"""Operations that need data in this process's memory. If another origin runs the object, this
+origin takes the object over before such an operation."""
 
 
 class OriginObjects:
