@@ -27,7 +27,7 @@ from tailrace.origin.pool.records import KeepRecord
 LEAVE_S = 0.1
 """Estimated seconds until an unloaded model's memory is free, used before one was measured."""
 MOST_HELD = 100_000
-"""Maximum number of running requests of a shadow pool; beyond it the oldest counts as ended."""
+"""Maximum number of running requests in a shadow pool; beyond it the oldest counts as ended."""
 
 _ENDED, _EXITED, _LOADED = range(3)
 """Kinds of events, in their order if they happen at the same time; arrivals come after them."""

@@ -157,9 +157,9 @@ async def typical_load_s(store: HistoryStore, model: str | None = None) -> float
 
 
 async def residence(store: HistoryStore, since_ms: int) -> list[Lane]:
-    """Return which worker held which model in which tier, from when until when, cold ones left out.
+    """Return the periods in which workers held models in tiers above cold.
 
-    Everything that an origin holds ends when the origin starts or ends.
+    All periods of an origin end when the origin starts or ends.
     """
     rows = await store.rows(
         "SELECT origin, worker, at_ms, model, tier FROM tier WHERE at_ms >= $1"

@@ -57,7 +57,7 @@ FILE_NAME = "history.db"
 
 
 class HistoryRecorder:
-    """Records to a history that `opening` opens; records nothing without one.
+    """Records to the history that `opening` opens; records nothing if `opening` is None.
 
     `now_ms` is Unix time, `clock_s` the clock of workers' starts. `place` is where the history is,
     for other processes; `is_shared`: other origins write there, too.

@@ -1,4 +1,4 @@
-"""The default policy of the warm pool: the TTL that was cheapest for similar gaps.
+"""The default policy of the warm pool: the TTL that was cheapest for similar idle gaps of a model.
 
 It needs no numpy, since every origin of several models uses it, also origins with upstream servers
 only.
@@ -21,9 +21,9 @@ BREAK_EVEN = SHARES.index(1.0)
 FORGET = 0.999
 """Factor by which a sum decays at each gap, so that about the last thousand gaps count."""
 LEAN_MODEL, LEAN_CONTEXT = 4.0, 10.0
-"""Weight of the mean that a model's or a context's sum falls back on, in numbers of gaps.
+"""Weight of the fallback mean in the mean of a model or a context, in numbers of gaps.
 
-A sum of as many gaps weighs as much as that mean.
+A sum of this number of gaps weighs as much as the fallback.
 """
 DOUBT = 2.0
 """Weight of the initial preference for break-even, in numbers of gaps."""
@@ -88,9 +88,9 @@ class AdaptiveTtl:
 
     The cost of each TTL is known for every gap, whatever was decided, so no exploration is needed.
     Sums are kept for all models together, for each model, and for a model's gaps in two contexts:
-    gaps that began in this hour of the day, and gaps that follow gaps as long as the last ones. A
-    sum of few gaps falls back on the sum above it. The context that has been cheapest so far
-    decides.
+    gaps that began in the same hour of the day, and gaps before which the mean gap was about as
+    long as now. A sum of few gaps falls back on the sum above it. The context that has been
+    cheapest so far decides.
     """
 
     name = "adaptive-ttl"

@@ -40,7 +40,7 @@ of a visit, and the probability that a request is the last one of its visit."""
 PREFILL_TOKENS_PER_S = 5000.0
 DECODE_TOKENS_PER_S = 50.0
 MAX_STEP_S = 30 * DAY_S
-"""Maximum pause, a month; a longer one means that times are in another unit."""
+"""Maximum seconds between two requests, a month; a longer pause means times in another unit."""
 MAX_REQUESTS = 20_000_000
 SERVEGEN_WINDOW_S = 600.0
 SERVEGEN_COLUMNS = ("start", "rate", "cv", "distribution", "shape", "scale")
@@ -320,7 +320,7 @@ def _azure(path: Path, speeds: TokenSpeeds, seed: int) -> Iterator[Request]:
     for row in _csv_rows(path, ("TIMESTAMP", "ContextTokens", "GeneratedTokens"), ()):
         text = str(row.value("TIMESTAMP"))
         try:
-            at = datetime.fromisoformat(text)  # drops the seventh digit, 100 ns
+            at = datetime.fromisoformat(text)  # drops the seventh decimal of the seconds
         except ValueError:
             raise row.wrong("TIMESTAMP", f"{text!r} is not a date and time") from None
         zero = zero or at
