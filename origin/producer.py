@@ -14,8 +14,8 @@ frames or resumption.
         async def close(self) -> None: ...
 
 `[origin] producer = "module:factory"` serves the result of `factory()`, which may be a coroutine;
-it is written like Python's entry points. A producer runs on the event loop of its worker process:
-long computations belong in a thread (`asyncio.to_thread`), or they delay cancels.
+the value has the form of a Python entry point. A producer runs on the event loop of its worker
+process: long computations belong in a thread (`asyncio.to_thread`), or they delay cancels.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ Body = dict[str, Any]
 MAX_ERROR_BYTES = 64 * 1024
 """Maximum bytes of an error response's body that are read."""
 LOOKS = 4
-"""Number of checks of a silent server before it counts as lost.
+"""Number of checks during a server's silence, at the last of which the server counts as lost.
 
 A stall of this process counts as one of them, since the server's data may lie unread in the socket
 meanwhile.
@@ -289,7 +289,7 @@ class UpstreamCall:
         return pieces
 
     def _wait(self, seconds: float) -> None:
-        """Set the timeout for a server that sends nothing, and start it anew."""
+        """Set the timeout for a silent server, and restart the measurement of its silence."""
         self._timeout_s = seconds
         look_s = min(seconds / LOOKS, LONGEST_LOOK_S)
         self._silence = IdleTimer(asyncio.get_running_loop().time(), look_s)

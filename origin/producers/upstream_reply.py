@@ -46,7 +46,7 @@ complete."""
 BROKEN = frozenset(("abort", "aborted", "cancelled", "error"))
 """Finish reasons of servers that gave up in the middle."""
 WORTH_ANOTHER_TRY = frozenset((408, 425, 429))
-"""Statuses below 500 that concern the moment and not the request, so that a retry may help."""
+"""Statuses below 500 that report a temporary condition and no bad request: a retry may help."""
 STARTING = frozenset((502, 503, 504))
 """Statuses of a server that is starting, or of a proxy in front of it; other statuses from 500 on
 mean that the server is broken."""
@@ -268,10 +268,7 @@ def refusal(status: int, body: bytes, retry_after: str = "") -> TailraceError:
 
 
 def _milliseconds(retry_after: str) -> int | None:
-    """Return milliseconds.
-
-    None unless it is a number of seconds, since these servers send no dates.
-    """
+    """Return a Retry-After header in milliseconds, or None if it is not a number of seconds."""
     value = retry_after.strip()
     if not value.isascii() or not value.isdigit():
         return None
@@ -279,7 +276,7 @@ def _milliseconds(retry_after: str) -> int | None:
 
 
 def error_of(error: object) -> TailraceError:
-    """Return the error that an event reports; without a status in it, it concerns the moment."""
+    """Return the error that an event reports; an error without a status counts as temporary."""
     fields = error if isinstance(error, dict) else {"message": error}
     code, message = fields.get("code"), fields.get("message")
     said = f": {message[:MAX_SAID_CHARS]}" if isinstance(message, str) else ""
@@ -382,7 +379,7 @@ def _count(usage: Mapping[str, object], name: str) -> int | None:
 
 
 def _said(body: bytes) -> str:
-    """Return `: …` with the server's own message, if it has one for people."""
+    """Return `: ` and the server's own error message, or an empty text if there is none."""
     try:
         value = json.loads(body)
     except (ValueError, RecursionError):
