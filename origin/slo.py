@@ -31,7 +31,7 @@ class SloCount:
 class SloCounts:
     """The streams of one origin by class and model, of those classes that have a promise.
 
-    `promised_s` has the promised time in seconds of each such class, by its word.
+    `promised_s` has the promised time in seconds of each such class, by the class's name.
     """
 
     def __init__(self, promised_s: Mapping[str, float] | None = None) -> None:

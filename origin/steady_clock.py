@@ -46,7 +46,8 @@ class ClockMark:
 class SteadyClock:
     """A callable that returns Unix time in ms.
 
-    With `before`, the mark of an earlier process in the same boot, the clock continues from it.
+    With `before`, a reading that an earlier process in the same boot stored, the clock continues
+    from that reading.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class SteadyClock:
 
 
 class KeptClock(SteadyClock):
-    """A steady clock whose mark is stored in the data folder, so that it survives restarts."""
+    """A steady clock whose reading is stored in the data folder, so that it survives restarts."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / MARK_NAME
@@ -88,7 +89,7 @@ class KeptClock(SteadyClock):
         self._told = False
 
     def keep(self) -> None:
-        """Store a mark for the next process; log when the clock falls behind or has caught up."""
+        """Store a reading for the next process; log if the clock lags or has caught up."""
         behind_s = self.behind_ms // 1_000
         if self._told is not (behind_s > 0):
             self._told = not self._told
@@ -97,13 +98,13 @@ class KeptClock(SteadyClock):
             else:
                 log.info("clock.caught_up")
         mark = ClockMark(self._boot, self._uptime, self._now)
-        with suppress(OSError):  # without a mark, the next process uses the system's clock
-            # Not synced, because the mark is worthless after a power cut, which ends this boot.
+        with suppress(OSError):  # else the next process uses the system's clock
+            # Not synced, because the reading is worthless after a power cut, which ends this boot.
             replace_file(self._path, json.dumps(asdict(mark)).encode(), sync=False)
 
 
 def _read(path: Path, boot: str) -> ClockMark | None:
-    """Return the mark in a file; None if it is invalid or from an earlier boot."""
+    """Return the reading in a file; None if it is invalid or from an earlier boot."""
     try:
         stored = json.loads(path.read_text())
         mark = ClockMark(str(stored["boot"]), int(stored["uptime_ms"]), int(stored["now_ms"]))

@@ -253,7 +253,7 @@ class ModelHost:
         )
 
     def expected_s(self, model: str) -> float:
-        """Return the expected time until a model is ready, in real seconds."""
+        """Return the expected time until a model is ready, in seconds of real time."""
         return self.core.expected_s(model, self._clock()) / self._pace
 
     # ---- requests ----

@@ -392,7 +392,7 @@ async def _found(context: ReadContext) -> StreamConfig:
 
 
 async def generation(ledger: Ledger, name: str) -> StreamConfig | None:
-    """Return a generation, found by its id as name, as if it were a created stream."""
+    """Return the configuration of the generation whose id is `name`; None if there is none."""
     stream = generation_id(name)
     if stream is None:
         return None
@@ -436,7 +436,8 @@ def shown(
     page: Page, config: StreamConfig, if_none_match: str | None, cursor: int | None
 ) -> ObjectResponse:
     """Return the answer to a read: the page, or 304 if the reader has it already."""
-    # Use a hash of the ledger stream's id, because who knows the id itself can do more than read.
+    # Use a hash of the ledger stream's id, because a client that knows the id itself can do more
+    # than read.
     version = hashlib.blake2b(config.stream, digest_size=8).hexdigest()
     etag = f'"{version}:{page.start}:{page.next}{":closed" if page.closed else ""}"'
     # A client sends each cursor only once, so the URL need not be cached for longer.

@@ -112,7 +112,8 @@ class Updates:
         self._store = store
         self._directory = Directory()
         self._queues: dict[str, dict[str, Update]] = {}
-        # The operation, UPDATE or SCAN, to send to each subscription; the oldest one first.
+        # The operation, UPDATE or SCAN, to send to each subscription, by name; the subscription
+        # that has waited longest is first.
         self._to_notify: dict[str, str] = {}
         self._notified: dict[str, asyncio.Task[None]] = {}
         self._version: bytes | None = None

@@ -193,7 +193,7 @@ class AckBody(JsonBody):
 
 
 class HolderBody(JsonBody):
-    """A callback of a woken holder: the wake, what is done, and if that is all."""
+    """A callback from the holder of a wake; it may acknowledge offsets and end the wake."""
 
     wake_id: str | None = None
     generation: int | None = None

@@ -275,7 +275,7 @@ class SubscriptionState:
     # ---- its life ----
 
     def step(self, event: WakeEvent, holder: str | None = None) -> None:
-        """Apply `event`, and wake again if work remains.
+        """Apply `event`, and start the next wake if streams still have unacknowledged data.
 
         Raises Conflict (FENCED) if the event is not allowed.
         """

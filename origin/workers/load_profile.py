@@ -57,7 +57,7 @@ class LoadProfile:
 
 
 class _Witness(Owner):
-    """Owner of the measured slot: reports that its worker is ready or has ended."""
+    """Owner of the measured worker slot: reports when its worker is ready or has ended."""
 
     def __init__(self) -> None:
         self.told: asyncio.Queue[str | None] = asyncio.Queue()

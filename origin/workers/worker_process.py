@@ -275,9 +275,10 @@ class WorkerSlot:
         await asyncio.wait((exited,), timeout=KILL_GRACE_S)
 
     async def _hear_last_words(self, hearing: asyncio.Task[None]) -> None:
-        """Read the remaining output of an exited worker; the task `hearing` keeps its error.
+        """Wait until the task `hearing` has read the remaining output of an exited worker.
 
-        The time limit is for reading only. Output that was read is stored, however long that takes.
+        An error stays in the task. The time limit is for reading only. Output that was read is
+        stored, however long that takes.
         """
         await asyncio.wait((hearing,), timeout=LAST_WORDS_S)
         if self._writer is not None:
