@@ -153,7 +153,7 @@ class ShadowPool:
             self.ended(first, now, now - self._open[first].arrived_s)
 
     def ended(self, request: Hashable, now: float, service_s: float) -> None:
-        """Note that a request has ended, `service_s` after its start."""
+        """Record that a request has ended, `service_s` after its start."""
         if request not in self._open:
             return
         self._open[request].service_s = service_s

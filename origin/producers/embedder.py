@@ -79,7 +79,7 @@ class Embedder:
         yield End(prompt_tokens=computed.tokens)
 
     async def close(self) -> None:
-        """Do nothing; the process ends next."""
+        """Do nothing, because the process ends after this call."""
 
 
 async def open_embedder(folder: Path, device: str) -> Embedder:

@@ -51,7 +51,7 @@ def due_seq(last: Place | None, epoch: int) -> int:
 
 
 def decide(last: Place | None, place: Place) -> Decision:
-    """Return what to do with a request, if `last` was the last accepted one of its producer."""
+    """Return what to do with a request; `last` is its producer's last accepted request."""
     if last is not None and place.epoch < last.epoch:
         return Decision.STALE
     due = due_seq(last, place.epoch)

@@ -12,7 +12,8 @@ from tailrace.ledger.frame import Chunk, FinishReason, ScoredToken, StreamEnd, T
 from tailrace.ledger.interface import Record
 
 CHUNK_BYTES = 64 * 1024
-"""Maximum data bytes per Chunk: small enough for frames that share a connection."""
+"""Maximum data bytes per Chunk: small, so that it does not delay other streams' frames on a
+connection."""
 
 
 class FramePiece(NamedTuple):

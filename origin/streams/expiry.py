@@ -20,7 +20,8 @@ from tailrace.origin.streams.protocol import EXPIRES_AT, TTL
 MAX_TTL_S = 100 * 365 * 24 * 3600
 
 UNWRITTEN_SHARE = 10
-"""Divisor of a stream's TTL: after this part of the TTL a read is stored again."""
+"""Divisor of a stream's TTL: the time of a read is stored if the stored one is older than this part
+of the TTL."""
 
 _TTL = re.compile("0|[1-9][0-9]{0,9}")
 
@@ -112,7 +113,7 @@ def _parse_rfc3339(text: str) -> int:
             moment = datetime.fromisoformat(text).astimezone(UTC)
             return (moment - _EPOCH) // timedelta(milliseconds=1)
     except (ValueError, OverflowError):
-        pass  # no valid time, such as month 13 or year 10000
+        pass  # not a valid time, such as month 13 or year 10000
     raise CallerError(
         "the time of expiry is not valid",
         field=EXPIRES_AT,

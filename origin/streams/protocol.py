@@ -45,7 +45,7 @@ PRODUCER_EXPECTED_SEQ = "producer-expected-seq"
 PRODUCER_RECEIVED_SEQ = "producer-received-seq"
 
 TRUE = "true"
-"""The only true value of a flag; case does not matter."""
+"""The only value of a header that sets a flag; case does not matter."""
 
 _GENERATION = re.compile("[0-9a-f]{32}")
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f\\]")
@@ -67,7 +67,7 @@ site."""
 
 NO_STORE = (CACHE_CONTROL, "no-store")
 NO_CACHE = (CACHE_CONTROL, "no-cache")
-"""Header for the end of an open stream; a cached end would hide later appends."""
+"""Header of a read at the end of an open stream: a cached answer would hide later appends."""
 
 READ_METHODS = ", ".join(SAFE_METHODS)
 METHODS = ", ".join(CALL_METHODS)

@@ -60,7 +60,7 @@ from tailrace.origin.streams.settings import StreamSettings
 from tailrace.origin.streams.state import CONFIG
 
 SLICE_STEPS = 64
-"""Steps of parsing JSON, in 1 to 3 ms, after which other tasks may run."""
+"""Number of steps of parsing JSON, which take 1 to 3 ms, after which other tasks may run."""
 
 T = TypeVar("T")
 
@@ -125,7 +125,7 @@ class StreamReader:
         return builder.page()
 
     async def wait_page(self, start: Offset | None, timeout_s: float) -> Page:
-        """Return a page with data or of a closed stream, or after the timeout one without data."""
+        """Return a page with data, or of a closed stream; after the timeout, an empty page."""
         page = await self.page(start)
 
         async def ready() -> bool:

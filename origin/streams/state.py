@@ -27,8 +27,8 @@ SEQ = "seq"
 PRODUCER = "producer:"
 
 MAX_PRODUCERS = 4_096
-"""Maximum producers of a stream whose places are kept; beyond it the quarter that has been idle for
-longest is forgotten."""
+"""Maximum producers of a stream whose last request is stored; above it, the quarter that has been
+idle for longest is forgotten."""
 FIRST_EPOCH = 1
 
 

@@ -22,7 +22,7 @@ ONE = "*"
 ANY = "**"
 MAX_SEGMENTS = 16
 MAX_ANY = 1
-"""Maximum `**` in a pattern; with one, matching needs no search."""
+"""Maximum number of `**` in a pattern; with only one, matching needs no backtracking."""
 
 K = TypeVar("K")
 
@@ -30,7 +30,7 @@ FIRST_RETRY_MS = 1_000
 """Delay in ms after the first failed delivery of a wake; it doubles with each further one."""
 MAX_RETRY_MS = 60_000
 JITTER = 0.2
-"""Jitter of a retry's delay, as a share of it, so that retries do not coincide."""
+"""Random part of a retry's delay, as a share of the delay, so that retries do not coincide."""
 WAKE_ID_BYTES = 12
 
 
@@ -179,7 +179,7 @@ class WakeEvent(Enum):
     RELEASED = "released"
     """The worker that holds the lease has given it up, so that another one may claim."""
     EXPIRED = "expired"
-    """The holder's lease ended without news of it."""
+    """The lease ended without a report from its holder."""
 
 
 TABLE: dict[tuple[Phase, WakeEvent], Phase] = {

@@ -175,7 +175,7 @@ class HostPool:
         if slot.answered is not None:
             host.ended(answered=slot.answered, now=self._now_ms() / 1000)
         if host.running or host.breaker.failures:
-            self._hosts[slot.host] = host  # at the end, because the first ones are forgotten first
+            self._hosts[slot.host] = host  # at the end: the first hosts are forgotten first
         if len(self._hosts) > MAX_HOSTS:
             idle = next((name for name, host in self._hosts.items() if not host.running), None)
             self._hosts.pop(idle or "", None)
@@ -191,7 +191,7 @@ class Resolver:
         await self._free.acquire()
         loop = asyncio.get_running_loop()
         found: Future[list[str]] = Future()
-        found.set_running_or_notify_cancel()  # so that an abandoned look-up cannot be cancelled
+        found.set_running_or_notify_cancel()  # a caller that gives up cannot cancel it
 
         def work() -> None:
             try:
@@ -201,7 +201,7 @@ class Resolver:
                 found.set_exception(error)
             except UnicodeError as error:
                 found.set_exception(OSError(f"no name of a host: {error}"))
-            with suppress(RuntimeError):  # raised if the loop is closed
+            with suppress(RuntimeError):  # call_soon_threadsafe raises it if the loop is closed
                 loop.call_soon_threadsafe(self._free.release)
 
         threading.Thread(target=work, name="webhook-look-up", daemon=True).start()
@@ -212,7 +212,7 @@ class Resolver:
 class Delivery:
     """Result of a POST: `taken` with a 2xx, `done` if the answer says so.
 
-    `answered`: there was an answer of any kind.
+    `answered`: True if the host sent an answer of any kind.
     """
 
     taken: bool

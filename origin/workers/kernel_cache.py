@@ -90,12 +90,12 @@ def keep_compiled(data: Path) -> None:
     """
     folder = data.resolve() / FOLDER
     if Path(os.environ.get(VARIABLE, "")).parent == folder:
-        with suppress(OSError):  # kernels that are not in the manifest are just compiled again
+        with suppress(OSError):  # else these kernels are compiled again
             KernelCache(data).keep()
 
 
 class KernelCache:
-    """The cache of one data folder, for the code with the fingerprint `mark`.
+    """The cache of one data folder, for the code whose fingerprint is `mark`.
 
     By default that is the running code.
     """

@@ -55,8 +55,8 @@ OPEN_MAX_S = 60.0
 
 It doubles with each failed trial."""
 TRIAL_LOOK_S = 0.5
-"""Interval in seconds at which other slots ask whether they may start, while one worker is on
-trial."""
+"""Interval in seconds at which other slots ask if they may start a worker while another slot's
+worker is on trial."""
 ARM_AGAIN_S = 1.0
 """Minimum interval in seconds between two restarts of the watchdog's timer.
 
@@ -90,7 +90,7 @@ class ExitKind(StrEnum):
 def kind_of(error: BaseException, *, starting: bool) -> ExitKind:
     """Return the kind for an exception that ends a worker.
 
-    `starting`: the worker was not ready yet.
+    `starting`: True if the worker was not ready yet.
     """
     text = f"{type(error).__name__}: {error}".lower()
     if isinstance(error, MemoryError) or any(word in text for word in _OF_MEMORY):
@@ -151,11 +151,11 @@ class Pulse:
         self._limit_s = self._limits.start_s if starting else self._limits.silence_s
 
     def turn_away(self) -> None:
-        """Note that the supervisor stops reading, until it has stored the worker's last frames."""
+        """Record that the supervisor stops reading until it has stored the worker's last frames."""
         self._is_heard = False
 
     def listen(self, now: float) -> None:
-        """Note that the supervisor reads from the worker again, which counts as heard at `now`."""
+        """Record that the supervisor reads again; the worker counts as heard at `now`."""
         self._heard = now
         self._is_heard = True
 
@@ -222,13 +222,13 @@ class Circuit:
         return 0.0 if self._trial == slot else TRIAL_LOOK_S
 
     def made(self) -> None:
-        """Note that a worker has had output, or has lived for SETTLED_S."""
+        """Record that a worker has had output, or has lived for SETTLED_S."""
         if self.deaths:
             self._breaker.reset()
             self._restart.reset()
 
     def died(self, slot: int, now: float, *, was_ready: bool) -> None:
-        """Note that the worker of a slot has died."""
+        """Record that the worker of a slot has died."""
         self._breaker.failed(now)
         if was_ready:
             self._restart.reset()

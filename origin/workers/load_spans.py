@@ -148,7 +148,7 @@ class ColdStarts:
             start.begin_s, start.path, start.spans = own.asked_s, own.path, [*own.stages]
 
     def lost(self, slot: int, exit_reason: str, now_s: float) -> None:
-        """Note that a worker has died; if it was starting, `exit_reason` ends its start."""
+        """Record that a worker has died; if it was starting, `exit_reason` ends its start."""
         self.deaths[slot] += 1
         self.exit_reasons[slot] = exit_reason
         start = self._now.pop(slot, None)

@@ -470,19 +470,19 @@ class AtWork:
         self._told: set[int] = set()
 
     def take(self, run: int) -> None:
-        """Note that the order of `run` is now being read, which may already kill the worker."""
+        """Record that the order of `run` is now being read, which may already kill the worker."""
         self._taken.add(run)
         self._tell(self._begun | {run})
 
     def begin(self, runs: Iterable[int]) -> None:
-        """Note that the worker works on these runs from now on."""
+        """Record that the worker works on these runs from now on."""
         begun = self._taken.intersection(runs)
         self._taken -= begun
         self._begun |= begun
         self._tell(self._begun)
 
     def made(self, runs: Iterable[int]) -> None:
-        """Note that these runs have produced an emission, so they are no longer suspects."""
+        """Record that these runs have had an emission, so they are no longer suspects."""
         for run in runs:
             self._taken.discard(run)
             self._begun.discard(run)
