@@ -105,7 +105,7 @@ def key_add(
             f"a key of tenant {tenant!r} cannot have the right `admin`, which opens the streams of"
             " all tenants",
             field="--rights",
-            hint="leave out --tenant for an operator's key, or `admin` for a tenant's",
+            hint="leave out --tenant for an operator's key, or leave out `admin` for a tenant's",
         )
     id_, text = make_key(secrets.token_bytes)
     now = datetime.now(UTC)

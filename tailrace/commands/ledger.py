@@ -320,9 +320,9 @@ async def _copy(place: Path | str, streams: list[str] | None, out: Path | None) 
         )
     if out is None or streams:
         raise ConfigError(
-            "copies the whole ledger, and only into a file",
+            "the format copy needs an output file and cannot select streams",
             field="--format copy",
-            hint="give --out FILE, and no streams",
+            hint="give --out FILE, and leave out the stream ids",
         )
     from tailrace.ledger.inspection.sqlite_reader import reading_file
 

@@ -31,7 +31,7 @@ def top(
     """
     check_url(url, "URL")
     if as_json and not once:
-        raise CallerError("needs --once", field="--json")
+        raise CallerError("can be used only together with --once", field="--json")
     with suppress(KeyboardInterrupt):  # the user ends the command with Ctrl-C, which is no error
         asyncio.run(_top(url.rstrip("/"), interval, rows, once, as_json))
 

@@ -109,7 +109,8 @@ def apply(
     shadow: Annotated[
         bool,
         typer.Option(
-            "--shadow", help="Only record what it would decide; `warm status` shows the result."
+            "--shadow",
+            help="Only record what this policy would decide; `warm status` shows the result.",
         ),
     ] = False,
     edge: EdgeOption = LOCAL,
