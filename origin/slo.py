@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from tailrace.ledger.frame import FinishReason
 
 LOST = (FinishReason.FAILED, FinishReason.ORIGIN_LOST)
-"""Ends of streams that have no first token and will get none."""
+"""Finish reasons of streams that ended without a first token and so missed the promise."""
 
 
 @dataclass(slots=True)

@@ -115,7 +115,7 @@ async def read_chat(
 
 
 def _first(query: Query, next_turn: int, default: int) -> int:
-    """Return the number of the first turn that a request asks for."""
+    """Return the number of the first turn that the request's parameters select."""
     if tail := query.number("tail", 0, U64_MAX):
         return max(0, next_turn - tail)
     for name, skipped in (("at", 0), ("after", 1)):
@@ -153,7 +153,7 @@ async def _turns(ledger: Ledger, stream: bytes, first: int, last: int) -> list[T
 
 
 async def _records(ledger: Ledger, stream: bytes, first: int, last: int) -> list[bytes]:
-    """Return records of a chat as JSON: those of the turns `first` to `last` - 1, or fewer."""
+    """Return the records of a chat's turns `first` to `last` - 1, or of fewer turns, as JSON."""
     records: list[bytes] = []
     for raw in await ledger.frames(stream, first, min(last - first, MAX_READ_TURNS)):
         _, frame = decode(raw)
@@ -165,7 +165,7 @@ async def _records(ledger: Ledger, stream: bytes, first: int, last: int) -> list
 async def follow(
     presence: Presence, context: ReadContext, stream: bytes, first: int
 ) -> AsyncGenerator[bytes, None]:
-    """Yield lines until the chat is forgotten: its turns from `first` on, and its readers.
+    """Yield lines until the chat is forgotten: turns from `first` on, and numbers of readers.
 
     The line of a turn is its record. `{"readers": N}` reports the number of clients that follow the
     chat, at the beginning and after each change.

@@ -128,7 +128,7 @@ def _require(names: Iterable[str], own: Classes, where: str) -> None:
 
 
 def _scheduled(names: list[str], own: Classes) -> list[str]:
-    """Return the classes that handle crons."""
+    """Return the classes that have a method `scheduled`, so that crons can run them."""
     return [name for name in names if own[name].scheduled is not DurableObject.scheduled]
 
 

@@ -36,7 +36,7 @@ CPU, GPU = "cpu", "cuda"
 KV_MIB = {CPU: 512, GPU: 2048}
 """Default size of the KV cache in MiB, by device, if an origin serves several models."""
 OVERHEAD_MIB = {CPU: 0, GPU: 1024}
-"""Allowance in MiB for a process beside weights and KV cache, by device; not measured."""
+"""Estimated memory in MiB of a worker process beside weights and KV cache, by device."""
 FIRST_START_S = {CPU: 2.0, GPU: 20.0}
 """Estimated seconds that imports and the compilation of kernels take at a first load, by device."""
 FIRST_BYTES_PER_S = 1e9

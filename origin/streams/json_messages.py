@@ -28,7 +28,7 @@ MESSAGE_BYTES = 16 * 1024
 MAX_DEPTH = 512
 """Maximum nesting of arrays and objects; many readers' parsers allow only twice as much."""
 RUN = 256
-"""Number of small values that one step takes, in some 20 µs."""
+"""Number of small values that one step parses, in some 20 µs."""
 
 # Only repetitions of single characters are possessive: CPython before 3.11.5 matches possessive
 # repetitions of groups wrongly (Debian 12 has 3.11.2). The others cannot backtrack far, since each
@@ -212,7 +212,7 @@ def _skip(body: bytes, at: int) -> int:
 
 def _after(pattern: re.Pattern[bytes], body: bytes, at: int) -> int:
     match = pattern.match(body, at)
-    assert match is not None  # the patterns also match the empty string
+    assert match is not None  # the patterns also match an empty string
     return match.end()
 
 

@@ -97,7 +97,7 @@ CHANGED_TIER = """INSERT INTO tier (origin, worker, at_ms, model, tier, reason)
 DECIDED = """INSERT INTO decision (origin, at_ms, model, policy, shadow, action, reason, features,
     until_ms, prewarm_ms) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"""
 
-# Condition for requests to delete: from before $1 (Unix ms), or not among the newest $2.
+# Condition for requests to delete: those before $1 (Unix ms), or not among the newest $2.
 _TOO_OLD = """at_ms < $1
     OR at_ms <= (SELECT at_ms FROM arrival ORDER BY at_ms DESC LIMIT 1 OFFSET $2)"""
 ROLL_UP = (

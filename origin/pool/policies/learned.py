@@ -26,7 +26,7 @@ LOW_QUANTILES, HIGH_QUANTILES = (0.0, 0.05, 0.25, 0.5), (0.75, 0.9, 0.99, 1.0)
 PREWARM_MARGIN = 0.9
 KEEP_MARGIN = 1.1
 OUT_OF_BOUNDS = 0.5
-"""The histogram is not used if at least this share of the gaps is longer than its last bin."""
+"""The histogram is not used if at least this share of the gaps lies beyond its last bin."""
 REPRESENTATIVE_CV = 2.0
 """Coefficient of variation of the bins' counts below which the histogram is not used."""
 FORECAST_PREWARM, FORECAST_KEEP = 0.85, 0.30

@@ -59,7 +59,7 @@ def capped_optimum(
     saving = saving[worth]
     if not len(saving):
         return ClairvoyantCost(without, "exact")
-    # A gap ends where its model becomes busy: both must be the same number.
+    # A gap ends where its model becomes busy: both times must be the same number.
     at = _instants(begin, length, model, busy)
     free = np.maximum(cap - at.load(at.busy_from, at.busy_to, sizes[busy.model]), 0.0)
     if np.all(at.load(at.gap_from, at.gap_to, sizes[model]) <= free):
