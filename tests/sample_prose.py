@@ -4,8 +4,10 @@
     python tests/sample_prose.py --seed 1 --area kernels
 
 The sample holds docstrings, comments, messages (errors, hints, log events, help texts, metric
-descriptions), settings, and paragraphs of the documentation, each with its file and line. The same
-tree and seed give the same sample. The goal: 95 % of the texts are understood at first reading.
+descriptions), settings, and paragraphs of the documentation. Each has what a reader sees beside it:
+file and line, and the documented name, the code that a comment belongs to, the field of an error or
+the heading of a paragraph. The same tree and seed give the same sample. The goal: 95 % of the texts
+are understood at first reading.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import argparse
 import ast
 import re
 import tokenize
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -36,11 +38,11 @@ class Text:
     path: Path
     line: int
     subject: str
-    """Name of the documented thing, such as a function; may be empty."""
+    """What the text is about, such as a function's name or a line of code; may be empty."""
     words: str
 
     def __str__(self) -> str:
-        subject = f" {self.subject}:" if self.subject else ""
+        subject = f" {self.subject.rstrip(':')}:" if self.subject else ""
         return f"{self.path.as_posix()}:{self.line}:{subject} {self.words}"
 
 
@@ -65,22 +67,32 @@ def docstrings(path: Path, tree: ast.Module) -> Iterator[Text]:
 
 
 def comments(path: Path, source: str) -> Iterator[Text]:
-    """Yield the comments of a file; lines that follow one another are one comment."""
+    """Yield the comments of a file with the code they belong to, which is beside or below them.
+
+    Lines that follow one another are one comment.
+    """
+    code = source.splitlines()
     lines = iter(source.splitlines(keepends=True))
-    start, last, parts = 0, -1, list[str]()
+    start, last, beside, parts = 0, -1, "", list[str]()
     for token in tokenize.generate_tokens(lambda: next(lines, "")):
         if token.type != tokenize.COMMENT or DIRECTIVE.match(token.string):
             continue
         row, alone = token.start[0], token.line.lstrip().startswith("#")
         if parts and not (alone and row == last + 1):
-            yield Text(path, start, "", " ".join(parts))
+            yield Text(path, start, beside or code_below(code, last), " ".join(parts))
             parts = []
         if not parts:
-            start = row
+            start, beside = row, "" if alone else token.line[: token.start[1]].strip()
         parts.append(token.string.lstrip("# "))
         last = row if alone else -1
     if parts:
-        yield Text(path, start, "", " ".join(parts))
+        yield Text(path, start, beside or code_below(code, last), " ".join(parts))
+
+
+def code_below(code: Sequence[str], row: int) -> str:
+    """Return the first line of code below a line, which is counted from 1."""
+    below = (line.strip() for line in code[row:])
+    return next((line for line in below if line and not line.startswith("#")), "")
 
 
 def messages(path: Path, tree: ast.Module) -> Iterator[Text]:
@@ -89,7 +101,7 @@ def messages(path: Path, tree: ast.Module) -> Iterator[Text]:
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
             for argument in node.exc.args[:1]:
                 if words := literal(argument):
-                    yield Text(path, argument.lineno, call_name(node.exc), words)
+                    yield Text(path, argument.lineno, error_name(node.exc), words)
         if not isinstance(node, ast.Call):
             continue
         name = call_name(node)
@@ -117,7 +129,7 @@ def settings(path: Path, tree: ast.Module) -> Iterator[Text]:
 
 def paragraphs(path: Path, source: str) -> Iterator[Text]:
     """Yield the paragraphs of a Markdown file, without code blocks, headings and tables."""
-    start, parts, fenced = 0, list[str](), False
+    start, heading, parts, fenced = 0, "", list[str](), False
     for number, line in enumerate([*source.splitlines(), ""], 1):
         fence = line.lstrip().startswith("```")
         fenced ^= fence
@@ -125,8 +137,10 @@ def paragraphs(path: Path, source: str) -> Iterator[Text]:
         if parts and (ends or line.lstrip().startswith(("- ", "* "))):
             words = " ".join(parts)
             if len(words) >= MIN_PARAGRAPH_CHARS:
-                yield Text(path, start, "", words)
+                yield Text(path, start, heading, words)
             parts = []
+        if line.startswith("#") and not fenced:
+            heading = line.lstrip("# ")
         if not ends:
             start = start if parts else number
             parts.append(line.strip())
@@ -150,6 +164,12 @@ def literal(node: ast.expr) -> str | None:
 def call_name(call: ast.Call) -> str:
     """Return `info` for `log.info(...)`."""
     return ast.unparse(call.func).rpartition(".")[2]
+
+
+def error_name(call: ast.Call) -> str:
+    """Return an error's name and its field, which its message begins with: `CallerError top_k`."""
+    fields = [ast.unparse(keyword.value) for keyword in call.keywords if keyword.arg == "field"]
+    return " ".join([call_name(call), *(field.strip("'") for field in fields)])
 
 
 def product_files(area: Path) -> Iterator[Path]:
