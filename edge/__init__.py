@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-if __name__ != "tailrace.edge":  # under a second name, every class would exist twice
+if __name__ != "tailrace.edge":  # a second name would create every class twice
     raise ImportError(f"{__name__}: import tailrace.edge instead")
 
 

@@ -167,7 +167,8 @@ class UiEvents(Encoder):
         if part.kind is PartKind.TOOL_CALL:
             yield _call(part, "".join(self._arguments.pop(part)))
             return
-        # Text after the last revision was not sent as deltas, which would not fit what is shown.
+        # Text after the last revision was not sent as deltas, which would not fit the text that the
+        # client shows.
         if self._text.departed and self._revised != self._text.text:
             yield self._whole(final=True)
         yield {"type": f"{_PREFIX[part.kind]}-end", "id": self._id}
@@ -193,7 +194,7 @@ def _call(part: Part, arguments: str) -> Fields:
     fields = _call_fields(part)
     try:
         given = json.loads(arguments or "{}")
-    except ValueError:  # for example, because the stream was cut off within the arguments
+    except ValueError:  # the stream may have been cut off within the arguments
         why = {"input": arguments, "errorText": "the arguments are no JSON"}
         return {"type": "tool-input-error", **fields, **why}
     return {"type": "tool-input-available", **fields, "input": given}

@@ -119,7 +119,7 @@ class CompressedEncoder(Encoder):
             return data
         if self._compressor is not None:
             if not self._is_caught_up or len(data) >= MIN_COMPRESSED_BYTES:
-                self._header = b""  # the compressor writes the same header
+                self._header = b""  # not needed: the compressor writes the same header
                 return self._compressor.compress(data)
             self._compressor = None
         pieces = [data[at : at + MAX_BLOCK_BYTES] for at in range(0, len(data), MAX_BLOCK_BYTES)]

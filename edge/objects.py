@@ -208,7 +208,7 @@ def request_url(scope: Scope) -> str:
     target = scope["raw_path"]
     if scope["query_string"]:
         target += b"?" + scope["query_string"]
-    if not target.isascii():  # HTTP/2 and HTTP/3 can carry other characters, and parsers allow it
+    if not target.isascii():  # HTTP/2 and HTTP/3 parsers allow other characters
         hint = "percent-encode it"
         raise CallerError("the URL contains a non-ASCII character", field="query", hint=hint)
     return f"{scope['scheme']}://{text}{target.decode('ascii')}"

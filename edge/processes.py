@@ -39,7 +39,8 @@ class Processes:
         self._numbers: dict[int, int] = {}  # maps a child's process id to its number
         self._stopping = False
         self._misled = False
-        # Only this process holds the write end. Children read the pipe, and so see its end.
+        # Only this process holds the write end. Children read the pipe, and so notice when
+        # this process ends.
         self._alive, self._holds = os.pipe()
 
     def run(self) -> None:
@@ -105,7 +106,7 @@ class Processes:
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
         if number in STOP_SIGNALS and not self._stopping:
             self._stopping = True
-            self._sockets.close()  # if left open, clients would connect and wait in vain
+            self._sockets.close()  # clients of an open socket would connect and wait in vain
         for pid in list(self._numbers):
             try:
                 os.kill(pid, number)

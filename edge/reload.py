@@ -127,7 +127,7 @@ class Certificate:
             certificate, key = self._config.certificate, self._config.key
             if self.quic is not None and certificate is not None and key is not None:
                 self.quic.load(certificate, key)
-        except OSError as error:  # includes ssl.SSLError
+        except OSError as error:  # ssl.SSLError is an OSError
             raise ConfigError(
                 f"cannot read {self._config.certificate} or its key {self._config.key}:"
                 f" {error.strerror or error}",

@@ -335,7 +335,7 @@ class Session:
                 raise
             self._abandon(error.corr, error, forward)
             return
-        # Names say what the fields mean, so a client that sends JSON needs no Hello.
+        # JSON names the fields of a frame, so a client that sends JSON needs no Hello.
         self._greeted |= not isinstance(frame, Hello)
         self._handle(corr, frame, forward)
 
@@ -549,7 +549,7 @@ class Session:
                 if stream.granted_bytes - stream.sent_bytes < MIN_LEFT_BYTES:
                     self._renew(corr, stream)
             if stream.may_send:
-                turns[corr] = stream  # moves behind the other streams
+                turns[corr] = stream  # the stream moves behind the others
         beat = self._heartbeat
         if beat is not None and self._greeted and (len(beat) <= left or not frames):
             frames.append(beat)

@@ -82,6 +82,6 @@ def raise_open_files() -> int:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         except (OSError, ValueError):
-            return soft  # macOS reports an unlimited hard limit, but does not allow it
+            return soft  # macOS reports an unlimited hard limit, but refuses to set it
         return wanted
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft

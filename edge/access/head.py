@@ -86,7 +86,7 @@ class Proxies:
                 break
             scheme, host = hop.scheme or scheme, hop.host or host
             if parsed_address(hop.address) is None:
-                break  # "unknown", or an obfuscated identifier (RFC 7239, 6)
+                break  # the hop's address is "unknown" or obfuscated (RFC 7239, 6)
             address = hop.address
         headers = head.headers
         if host:

@@ -135,7 +135,7 @@ def read_conversation(system: object, given: list[Any]) -> tuple[Message, ...]:
             " (prefill) is not supported",
             field="messages",
         )
-    if len(turns) > MAX_MESSAGES:  # results of tools are messages of their own
+    if len(turns) > MAX_MESSAGES:  # each tool result has become a message of its own
         raise CallerError(
             f"'messages' has {len(turns)} turns; at most {MAX_MESSAGES} are allowed",
             field="messages",

@@ -324,7 +324,7 @@ class StreamedMessage:
     def _ended(self, block: Block) -> list[Fields]:
         told = [*self._shown(block, last=True)]
         if block.at is None:
-            return told  # without text there is no block
+            return told  # without text, no block was started
         return [*told, {"type": "content_block_stop", "index": block.at}]
 
     # ---- the end ----

@@ -66,7 +66,7 @@ async def retrieve(request: Request) -> Response:
     if not _wants_events(request, after):
         return await _so_far(request, asked)
     token = asked.token or query.get("token")  # EventSource cannot set headers
-    # An EventSource stops at 204; the SDK of npm takes it for an error.
+    # After a 204, an EventSource does not reconnect; Anthropic's npm SDK takes a 204 for an error.
     by_header = "Last-Event-ID" in request.headers
     encoder = MessageEvents(request_id(), after, ends_by_204=by_header)
     if after is None:

@@ -101,6 +101,6 @@ async def _follow(request: Request, wish: Wish, encoder: ChatEncoder) -> Respons
     with ExitStack() as unless_handed_on:
         unless_handed_on.callback(subscription.close)
         await unless_disconnected(request, subscription.open())
-        unless_handed_on.pop_all()  # from now on, `StreamedBody` closes it
+        unless_handed_on.pop_all()  # from now on, `StreamedBody` closes the subscription
     headers = HEADERS | {"Content-Type": encoder.media_type}
     return StreamedBody(subscription.close, subscription.body(), headers=headers)

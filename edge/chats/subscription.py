@@ -56,7 +56,8 @@ class Wish:
             return f"follow=1&tail={self.tail}"
         if self.after is None:
             return "follow=1"
-        # A reader that has the event of a turn, but not all frames, reads this turn once more.
+        # A reader may have the event of a turn, but not all frames of the turn, and so reads this
+        # turn once more.
         return f"follow=1&{'after' if self.turns_only else 'at'}={self.after.turn}"
 
 

@@ -118,7 +118,7 @@ class Collected:
         """Add the stream's next frame; raise the error of a StreamError."""
         self.text.add(frame)
         if type(frame) is Token and self._parts.text is not None:
-            return  # a Token that continues a text changes nothing else: a shortcut for speed
+            return  # a shortcut: a Token that continues a part changes only the text
         for change, part in self._parts.follow(frame):
             if change is Change.GROW and isinstance(frame, ToolCall):
                 self._arguments.setdefault(part, []).append(frame.arguments)

@@ -33,7 +33,7 @@ class SnapshotEncoder(Encoder):
 
     def frames(self, frames: list[bytes]) -> bytes:
         """Return the encoded frames; nothing while the frames to be merged are incomplete."""
-        if not frames:  # the call for the bytes that begin the body
+        if not frames:  # asks for the bytes that begin the body
             return self._inner.frames(frames)
         ready = self._merge.add(frames)
         return self._inner.frames(ready) if ready else b""

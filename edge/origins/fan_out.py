@@ -81,7 +81,7 @@ class SharedStream:
         self._tail_bytes = 0
         self._finished: list[Route] = []
         self._behind: list[Route] = []
-        self._fastest: Route | None = None  # a member that had credit when it was last seen
+        self._fastest: Route | None = None  # a member that had credit when last checked
         self._stuck_at = self._stuck_from = -1
 
     # ---- frames from the link ----
@@ -150,7 +150,8 @@ class SharedStream:
             return False
         assert member.limit_bytes is not None
         assert source.limit_bytes is not None
-        # Both are at the same frame, so they differ only in the frame from which they count bytes.
+        # The source and the member are at the same frame, so their byte limits differ only in the
+        # frame from which the bytes are counted.
         limit_bytes = source.passed_bytes + member.limit_bytes - member.passed_bytes
         if member.limit <= source.limit and limit_bytes <= source.limit_bytes:
             return False
@@ -215,7 +216,7 @@ class FanOut:
         self._table = table
         self._send = send
         self._ask = ask
-        self._by_stream: dict[bytes, Route | SharedStream] = {}  # a Route is the only reader
+        self._by_stream: dict[bytes, Route | SharedStream] = {}  # a Route if it is the only reader
 
     def opened(self, route: Route) -> None:
         """Note a reader whose request the origin has answered with Opened on this connection.
@@ -256,8 +257,8 @@ class FanOut:
         if route in shared.members:
             del shared.members[route]
             source = shared.source
-            # The origin keeps the credit that this reader gave, so without this it would believe
-            # that the stream still has a reader.
+            # The origin keeps the credit that this reader gave. If the subscription stayed, the
+            # origin would believe that the stream still has a reader.
             if (
                 source is not None
                 and shared.is_unread

@@ -43,7 +43,7 @@ class LinkProtocol:
     def __init__(self, secret: bytes | None = None) -> None:
         """Begin without a connection; both sides must prove that they know `secret`, if given."""
         self.state = LinkState.DOWN
-        self.heartbeat: Heartbeat | None = None  # the origin's last one on this connection
+        self.heartbeat: Heartbeat | None = None  # the latest Heartbeat on this connection
         self._secret = secret
         self._handshake = Handshake(Side.EDGE, secret)
         self._is_greeted = False

@@ -51,7 +51,8 @@ class Needs:
 
     key: bytes | None = None
     model: str | None = None
-    spreads: bool = False  # a new generation, whose key counts only while loads are similar
+    # A new generation: its key chooses the origin only while the loads of the origins are similar.
+    spreads: bool = False
     named: bool = False  # a request to an object, which exists in one ledger only
     only: str | None = None  # the address of the only origin to ask
 

@@ -259,8 +259,8 @@ class Relay:
             route.renewal = frame.mac
             return False
         if route.is_source:
-            # The origin refuses the reader that the subscription came from, or has no frame more:
-            # each reader gets its own answer.
+            # The origin refuses the reader that the shared subscription came from, or has no more
+            # frames. The readers then read on separately, so that each gets an answer of its own.
             if tag in CLOSING:
                 self._fan_out.refused(route)
             return False

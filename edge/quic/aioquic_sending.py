@@ -181,7 +181,7 @@ class SendingConnection(QuicConnection):
         self._pacing_at = None
         if any(not stream.sender.buffer_is_empty for stream in unsent):
             self._pacing_at = loss._pacer.next_send_time(now=now)
-            for stream in served:  # the other streams are served before it
+            for stream in served:  # move it behind the streams that have not sent
                 self._streams_queue.remove(stream)
                 self._streams_queue.append(stream)
         return datagrams

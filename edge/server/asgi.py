@@ -86,8 +86,8 @@ class AsgiApplication:
             refused,
             wants_body,
         )
-        # With 2.4 Starlette would only notice at the next send that a client has left, which may be
-        # much later. With 2.3 it listens for the disconnection.
+        # With spec_version 2.4, Starlette would notice only at the next send that a client has
+        # left, which may be much later. With 2.3, Starlette listens for the disconnection.
         scope: Scope = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -212,7 +212,7 @@ class AsgiRequest:
         except Exception:  # any error ends this request only
             log.exception("request failed", path=scope["path"])
         finally:
-            del scope["extensions"]  # contains this object: break the reference cycle
+            del scope["extensions"]  # the extensions contain this object: break the cycle
             if self._state in (State.PENDING, State.STARTED):
                 self._break_off()
             self.batch.flush()

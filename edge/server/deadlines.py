@@ -63,8 +63,8 @@ class Deadline:
         if self._timer is None or at_s < self._timer_s:
             self._stop()
             self._start(at_s, after_s)
-        # Otherwise the running timer is kept: `_fired` starts it again when it fires too early. So
-        # putting a deadline off, which happens with every request, costs only an assignment.
+        # For a later deadline the running timer is kept: `_fired` starts the timer again if it
+        # fires too early. So postponing a deadline, as each request does, costs only an assignment.
 
     def clear(self) -> None:
         """Forget the deadline; it may be set again."""

@@ -179,7 +179,7 @@ class HardenedH2Connection(H2Connection):
         if isinstance(frame, PriorityFrame):
             return []  # priorities are deprecated (RFC 9113, 5.3.2)
         if isinstance(frame, GoAwayFrame):
-            # h2 would send nothing more after this, but open requests must still be answered.
+            # h2 would send nothing more after a GOAWAY, but open requests must still be answered.
             self.client_leaves = True
             return []
         if isinstance(frame, SettingsFrame):

@@ -80,8 +80,8 @@ class InputTurns:
                 who.in_line = True
                 line.append(who)
             now_s = clock_s()
-            # Add up the time of all callbacks in one iteration of the loop. The sum also goes over
-            # several iterations, which only costs one extra wait after TURN_S of work.
+            # Add up the time of all callbacks in one iteration of the event loop. As only a wait
+            # resets the sum, it may span several iterations, which costs at most an extra wait.
             self._spent_s += now_s - began_s
             began_s = now_s
             if self._spent_s >= TURN_S:

@@ -135,7 +135,7 @@ async def listening(
     servers: list[asyncio.Server] = []
     quic: QuicListener | None = None
     try:
-        # All sockets listen before one is served, so that a ready edge is ready on all of them.
+        # All sockets listen before any socket is served, so that a ready edge is ready on all.
         for each in (*sockets.plain, *sockets.secure):
             each.listen(LISTEN_BACKLOG)
         for each in sockets.plain:

@@ -210,7 +210,8 @@ class StreamReader:
         if self._queue and not self._stalled:
             self._metrics.stalled()
         self._stalled = bool(self._queue)
-        # Joining saves memory: a bytes object has 33 bytes of overhead, and most frames are short.
+        # Join the waiting frames to save memory: a bytes object has 33 bytes of overhead, and most
+        # frames are short.
         if self._stalled:
             self._queue, self._joined = [b"".join(self._queue)], True
         self._fast_path = not self._stalled

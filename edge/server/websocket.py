@@ -200,7 +200,7 @@ class WebSocket:
             self._session.charge(EMPTY_POINTS)
         self._size += size
         if self._size > MAX_MESSAGE_BYTES or is_text is not self._is_json:
-            # The session creates the error, and needs only the type and the length for it.
+            # The session creates the error from the type and the length of the message alone.
             self._parts.clear()
             unread = bytes(self._size)
             self._session.receive(unread.decode() if is_text else unread)
@@ -250,7 +250,7 @@ class WebSocket:
             session.deliver(raw)
         came.clear()
         room = self._write(room)
-        # A snapshot's frames are collected, and need credit, before anything of it is written.
+        # A snapshot is written only when all of its frames are collected, which needs credit.
         self._forward(session.credits())
         if session.has_frames and not self._stalled:
             self._metrics.stalled()

@@ -296,8 +296,8 @@ class TelemetryMiddleware:
         protocol = PROTOCOLS.get(scope["http_version"], NOWHERE)
         metrics = RequestMetrics(self._counts, protocol, scope["method"], NOWHERE, scope["headers"])
         current.set(metrics)
-        # Never unbound: the task serves only this request, and its errors may be logged after this
-        # middleware has ended.
+        # The request id is never unbound: the task serves only this request, whose errors may be
+        # logged after this middleware has ended.
         structlog.contextvars.bind_contextvars(request_id=metrics.request_id)
         context = ResponseContext.of(scope)
         context.headers += metrics.headers

@@ -176,8 +176,8 @@ def to_open(
         if body.truncation not in _TRUNCATION:
             raise invalid("truncation", body.truncation, "auto or disabled")
         more["overflow"] = _TRUNCATION[body.truncation]
-    # A background response has no reader, so it must run on. The explicit seconds keep the edge's
-    # own default (`UnreadDefault`) from replacing this.
+    # A background response has no reader, so it must run on without one. The explicit seconds keep
+    # the edge's default (`UnreadDefault`) from replacing RUN.
     if body.background and body.unread is None:
         more |= {"unread": Unread.RUN, "unread_after_s": DEFAULT_AFTER_S}
     return open_of(
@@ -247,7 +247,7 @@ def _check_metadata(metadata: dict[str, str]) -> None:
 def read_items(items: Items) -> tuple[Message, ...]:
     """Return the messages for the items of an input or of an earlier output."""
     turns: list[Message] = []
-    calls: list[dict[str, str]] = []  # tool calls of the last message, which may get more
+    calls: list[dict[str, str]] = []  # tool calls of the last message; further items may add more
     for at, item in enumerate(items):
         place, kind = f"input[{at}]", item.get("type")
         if kind == "reasoning":
