@@ -1,5 +1,5 @@
 """The durable ledger of token streams, and the wire format that is also its record."""
 
-# Imported by a second name, Python would create every class twice, and isinstance would fail.
+# Under a second name, Python would create every class twice, and isinstance would fail.
 if __name__ != "tailrace.ledger":
     raise ImportError(f"{__name__}: import tailrace.ledger instead")

@@ -80,7 +80,7 @@ def _value(hint: Any, value: object, path: str) -> object:
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return _value(args[0], value, path)
-    if origin in (Union, types.UnionType):  # an optional
+    if origin in (Union, types.UnionType):  # an optional value
         return None if value is None else _value(args[0], value, path)
     if origin is tuple:
         if isinstance(value, list):

@@ -52,7 +52,7 @@ class NewStream:
     identity: bytes = b""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.ttl_s <= MAX_TTL_S:  # so NaN is refused, too
+        if not 0 <= self.ttl_s <= MAX_TTL_S:  # in this form, the test also refuses NaN
             raise CallerError(
                 f"{self.ttl_s} is not a valid time to live",
                 field="ttl_s",

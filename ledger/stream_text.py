@@ -46,7 +46,7 @@ class AppendedText(StreamText):
 
     def __init__(self) -> None:
         super().__init__()
-        # The text that the reader was shown; None while the current text begins with that.
+        # The text that the reader was shown; None while the current text begins with this text.
         self._shown: str | None = None
 
     @property

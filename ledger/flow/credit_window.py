@@ -104,8 +104,8 @@ class Window:
         most = (self.limit if self.limit < released else released) - self.next
         if self.limit_bytes is not None:
             room = self.limit_bytes - self.passed_bytes
-            # Estimate how many frames the byte limit allows: fetching more, which may be large,
-            # would be wasted work.
+            # Estimate how many frames the byte limit allows. Frames may be large, so fetching more
+            # than these would be wasted work.
             fits = room // self.frame_bytes + 1 if room > 0 else 0
             most = fits if fits < most else most
         if most > READ_FRAMES:

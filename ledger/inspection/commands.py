@@ -110,7 +110,7 @@ async def collect(place: Path | str, open_ledger: Callable[[], Awaitable[Ledger]
     Raises:
         ConfigError: There is no ledger, or another process owns the file.
     """
-    before = await _bytes(place)  # raises if there is no ledger; open_ledger would create one
+    before = await _bytes(place)  # raises if there is no ledger, which open_ledger would create
     ledger = await open_ledger()
     try:
         removed = await ledger.expire()
@@ -120,7 +120,7 @@ async def collect(place: Path | str, open_ledger: Callable[[], Awaitable[Ledger]
 
 
 async def _bytes(place: Path | str) -> int:
-    if isinstance(place, Path):  # not with `reading`, because this process also writes the file
+    if isinstance(place, Path):  # not opened by `reading`, as this process also writes it
         return existing(place).stat().st_size
     async with reading(place) as reader:
         return await reader.ledger_bytes()

@@ -230,7 +230,7 @@ class SqliteReader:
             for row in rows:
                 try:
                     yield checked_stream(row)
-                except Damaged as error:  # `records` of this stream will raise it
+                except Damaged as error:  # `records` raises this error for the stream
                     self._rotten[row[0]] = error
                     yield unchecked_stream(row)
             sid = rows[-1][0]
@@ -390,7 +390,7 @@ async def reading_file(path: Path) -> AsyncIterator[SqliteReader]:
         frames = _checked_frames(path, snapshot)
         lost = lost_wal(real, mark, frames)
         if read_mark(real) != mark:
-            lost = None  # the origin has written since, so `mark` may not fit the WAL
+            lost = None  # the origin has just written, so `mark` may not fit the WAL
         yield SqliteReader(path, snapshot, lost)
     finally:
         snapshot.close()

@@ -99,7 +99,7 @@ class Credentials:
         if self.certificate is not None:
             try:
                 context.load_cert_chain(self.certificate, self.key)
-            except OSError as error:  # ssl.SSLError is a subclass
+            except OSError as error:  # ssl.SSLError is an OSError
                 hint = "give PEM files, the chain's leaf first, and the key of that leaf"
                 raise self._unreadable("certificate", self.certificate, error, hint) from error
         if self.ca is not None:

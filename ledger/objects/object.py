@@ -375,7 +375,7 @@ class Instance:
     async def outside(self, waiting: Awaitable[T]) -> T:
         event = current()
         if event is None or event not in self.events:
-            # Called by a live body, or by a task that outlived its event: neither holds the gate.
+            # Called by a `LiveBody`, or by a task that outlived its event: neither holds the gate.
             return await waiting
         try:
             self._check_outside(event)
@@ -385,7 +385,7 @@ class Instance:
             result = await self._wait_outside(event, waiting)
         finally:
             if inspect.iscoroutine(waiting):
-                waiting.close()  # if it never ran, Python would warn that it was not awaited
+                waiting.close()  # else Python warns if the coroutine was never awaited
         if not await self._is_owner():
             self.output.check()
         return result

@@ -203,7 +203,7 @@ class PostgresLedger:
             return 0
         number = partition_at(self._now_ms())
         if number > self._partition:
-            # One partition ahead, so that the first stream of an hour need not wait.
+            # Create one partition ahead, so that the first stream of an hour need not wait.
             await self._pool.run(lambda one: add_partitions(one, (number, number + 1)))
             self._partition = number
         return number

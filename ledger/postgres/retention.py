@@ -89,7 +89,7 @@ async def drop_partitions(connection: AsyncConnection, now_ms: int) -> None:
         try:
             await _drop_if_dead(connection, number)
         except errors.LockNotAvailable:
-            continue  # commits are not to wait for this lock; the next sweep tries again
+            continue  # commits must not wait for this lock; the next sweep tries again
 
 
 async def _drop_if_dead(connection: AsyncConnection, number: int) -> None:

@@ -121,7 +121,7 @@ def stored_sums(query: UsageQuery, rows: Iterable[Sequence[Any]]) -> UsageSums:
     """Return the result of a query for sums of usage from its rows; texts are stored as bytes."""
     sums, groups = UsageSums(query), len(query.columns)
     for row in rows:
-        if row[groups]:  # without groups there is a row even if nothing is found
+        if row[groups]:  # without GROUP BY there is a row even if no stream is found
             names = [one if isinstance(one, int) else bytes(one).decode() for one in row[:groups]]
             sums.add(names, [int(number) for number in row[groups:]])
     return sums

@@ -84,11 +84,11 @@ _HINT = (
     "like postgresql://user:password@host:5432/database, an @ or / of the password as %40 or %2F"
 )
 _PLACE = ("host", "hostaddr", "port")
-# A retry may succeed: the server is starting or stopping, or is no longer the primary.
+# SQLSTATEs after which a retry may succeed: the server starts, stops or is not the primary now.
 _LOST = ("08", "57P01", "57P02", "57P03", "57P05", "25006", "25P03")
-# Rolled back by the server: a conflict with another transaction, or a cancellation.
+# SQLSTATEs of a rollback by the server: a conflict with another transaction, or a cancellation.
 _UNDONE = ("40001", "40P01", "55P03", "57014")
-# Temporary: the server lacks memory or disk space, or a read has failed.
+# SQLSTATEs of temporary faults: the server lacks memory or disk space, or a read has failed.
 _PASSING = ("53", "58030")
 
 

@@ -44,6 +44,6 @@ async def first_of(*works: Awaitable[object]) -> object:
         ended = [task for task in tasks if task.done()]
     finally:
         await cancel(tasks)
-    # If several ended at once, the one that failed has the reason.
+    # If several tasks ended at once, the task that failed has the reason.
     failed = (task for task in ended if not task.cancelled() and task.exception() is not None)
     return next(failed, ended[0]).result()

@@ -174,7 +174,7 @@ def split_frames(data: bytes) -> list[bytes]:
 def pack_ids(ids: Sequence[tuple[int, ...]]) -> bytes:
     try:
         flat = [only for (only,) in ids]
-        # This is `column` of ones, without a call, which would take most of the time.
+        # The same bytes as `column` of a list of ones. Calling it would take most of the time.
         counts = b"\1" * (1 + len(ids))
     except ValueError:
         flat = list(chain.from_iterable(ids))

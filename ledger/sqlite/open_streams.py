@@ -28,7 +28,8 @@ class Residents:
         self._loading = asyncio.Lock()
         self.removing: set[int] = set()  # sids of streams that a commit in flight removes
         self.touched: dict[int, int] = {}  # expiries that are not stored yet (Unix ms), by sid
-        self.spent: set[StreamKind] = set()  # kinds without space, whose streams can only end
+        # Kinds of streams for which no space is left: their streams can only end.
+        self.spent: set[StreamKind] = set()
         self.tails: dict[bytes, Tail] = {}
         self.by_sid: dict[int, Tail] = {}
         # Tails with records in the log, by sid, ordered by their oldest log row.
@@ -62,7 +63,7 @@ class Residents:
     async def adopt(self, row: StreamRow) -> Tail:
         """Create the tail of a stored stream, after its last segment."""
         covered, size = await self._storage.covered(row.sid), 0
-        if not row.ended:  # only streams without an end have a limit
+        if not row.ended:  # only streams without an end have a limit on their bytes
             size = await self._storage.maintenance.stored_bytes(row.sid)
         parts = await self._storage.parts(row.sid)
         tail = self._keep(row, covered, parts)

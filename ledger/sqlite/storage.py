@@ -77,7 +77,8 @@ class Commit:
     streams: list[StreamRow] = field(default_factory=list)
     # Parts of new branches, as (sid of the branch, part).
     parts: list[tuple[int, Part]] = field(default_factory=list)
-    answers: list[tuple[bytes, int]] = field(default_factory=list)  # (identity, sid of a stream)
+    # New streams that have an identity, as (identity, sid).
+    answers: list[tuple[bytes, int]] = field(default_factory=list)
     epochs: list[tuple[int, int]] = field(default_factory=list)  # changes: (new epoch, sid)
     segments: list[SegmentRow] = field(default_factory=list)
     # Streams whose StreamEnd is in a segment now, as (expiry in Unix ms, sid).
@@ -86,7 +87,7 @@ class Commit:
     touched: list[tuple[int, int]] = field(default_factory=list)
     removed: list[int] = field(default_factory=list)  # sids of removed streams
     objects: list[ObjectRow] = field(default_factory=list)  # new or changed objects
-    values: list[ValueChange] = field(default_factory=list)  # applied in this order
+    values: list[ValueChange] = field(default_factory=list)  # changes of values, applied in order
     # Segments to delete, as (sid, index of the first record, index after the last one).
     replaced: list[tuple[int, int, int]] = field(default_factory=list)
     cold: list[int] = field(default_factory=list)  # sids of streams with only cold segments
@@ -205,11 +206,11 @@ class Sizes(NamedTuple):
     """
 
     file_bytes: int
-    free_bytes: int  # free pages in the file
+    free_bytes: int  # bytes of the free pages in the file
     wal_bytes: int
-    unmoved_bytes: int  # pages at the end of the file that only the WAL has so far
+    unmoved_bytes: int  # bytes of pages at the end of the file that only the WAL has so far
     disk_bytes: int  # size of the file's disk
-    disk_free_bytes: int  # free space on it
+    disk_free_bytes: int  # free bytes on this disk
     garbage: bool
     wal_room_bytes: int = 0  # free space that is reserved for the WAL
 

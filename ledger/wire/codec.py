@@ -44,7 +44,7 @@ def length_of(header: int, max_frame_bytes: int = MAX_FRAME_BYTES) -> int:
     """Return the length in a header after checking the header."""
     length = header & LENGTH_MASK
     if header == VERSION_BITS | length and MIN_LENGTH_BYTES <= length <= max_frame_bytes:
-        return length  # the common case
+        return length  # a valid header, which is the common case
     version = header >> LENGTH_BITS & 0xF
     if version != VERSION:
         error = FrameError(

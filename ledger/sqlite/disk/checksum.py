@@ -70,7 +70,7 @@ def add_functions(connection: apsw.Connection) -> None:
 def _restated(*values: Any) -> int:
     crc, sid, *states = values
     if not isinstance(crc, int):
-        return 0  # the row is damaged; reading it reports that
+        return 0  # the row is damaged; a read of the row reports the damage
     return crc ^ crc_of((sid, *states[:3])) ^ crc_of((sid, *states[3:]))
 
 

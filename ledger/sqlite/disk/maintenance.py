@@ -155,7 +155,8 @@ class SqliteMaintenance:
         return [row[0] for row in rows]
 
     async def fetch(self, *, reclaim: int, vacuum: int) -> None:
-        with suppress(Damaged, LedgerAway):  # the slice reads the same pages and reports the error
+        # The slice of clean-up that follows reads the same pages, and reports an error in them.
+        with suppress(Damaged, LedgerAway):
             if reclaim:
                 await self._lookups.read(_TOUCH_GARBAGE, (reclaim,))
         if vacuum and hasattr(os, "posix_fadvise"):

@@ -131,7 +131,7 @@ class Queries:
         text, parameters = sql_of(query, "?")
         sums, groups = UsageSums(query), len(query.columns)
         for row in await self._reads.read(text, parameters):
-            if row[groups]:  # a sum without groups is a row even if it counts no stream
+            if row[groups]:  # without GROUP BY there is a row even if no stream is found
                 sums.add(row[:groups], row[groups:])
         return sums
 

@@ -90,7 +90,7 @@ class Wal:
         """
         self.filled = True
         if self._may_grow():
-            with suppress(OSError):  # commits also work without it, for example on a full disk
+            with suppress(OSError):  # commits also work without these zeros, as on a full disk
                 fill(self.path, WAL_BYTES)
 
     def _after_commit(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
