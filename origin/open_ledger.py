@@ -59,7 +59,7 @@ async def open_ledger(
         from tailrace.ledger.postgres.ledger import PostgresLedger
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == "tailrace":
-            raise  # a module of Tailrace is missing, which no package can cure
+            raise  # a module of Tailrace is missing, so installing a package cannot help
         raise ConfigError(
             f"the package {error.name!r} is not installed",
             field="ledger.url",

@@ -59,7 +59,8 @@ def run(
     remove_left_folders()
     several: list[ModelPlan] = []
     if tables:
-        from tailrace.origin.serving.plan import planned  # not needed for a single model
+        # Imported here, because an origin with a single model does not need this module.
+        from tailrace.origin.serving.plan import planned
 
         several = planned(tables, config)
     for name in unused(*[plan.config for plan in several] or [config]):

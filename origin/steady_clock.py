@@ -98,7 +98,7 @@ class KeptClock(SteadyClock):
             else:
                 log.info("clock.caught_up")
         mark = ClockMark(self._boot, self._uptime, self._now)
-        with suppress(OSError):  # else the next process uses the system's clock
+        with suppress(OSError):  # if this fails, the next process uses the system's clock
             # Not synced, because the reading is worthless after a power cut, which ends this boot.
             replace_file(self._path, json.dumps(asdict(mark)).encode(), sync=False)
 

@@ -325,7 +325,7 @@ class Stream:
         self._idempotency_key = idempotency_key
         self._parent = parent
         self._snapshot = snapshot
-        # The parameter `tail` or `since`, until the edge has said at which index that begins.
+        # The parameter `tail` or `since`; None once the edge has sent the index of the first frame.
         self._begin = begin
         self._position = Position(after)
         self.next_index = self._position.next_index

@@ -104,7 +104,7 @@ def choose(url: str, listed: list[str] | None, wanted: Sequence[str]) -> tuple[s
     """
     if not listed:
         if wanted:
-            # The server has no list of models, so only requests will show if these exist.
+            # The server has no list of models, so only requests will show if these models exist.
             return tuple(dict.fromkeys(wanted))
         raise ConfigError(
             f"{url} lists no models",

@@ -258,7 +258,7 @@ class ModelPool:
             return
         model.ended_s = self._now
         model.count_idling(self._now, idle=model.is_ready)
-        if model.state is ModelState.QUEUED:  # it was to be loaded for the request that has ended
+        if model.state is ModelState.QUEUED:  # queued for the request that has ended
             self._queue.remove(model.name)
             self._turn(model, ModelEvent.DROPPED, "its request has ended")
         self._decide(model)

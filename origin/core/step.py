@@ -61,7 +61,8 @@ class StepFrames(NamedTuple):
         """
         streams, made = self.streams, self.emissions
         extras = [b""] * len(streams)
-        # Nearly every row has no extra: only ends, steered ids, a new engine and times need one.
+        # Few frames need an extra: ends, frames with steered ids, the first frame of a new engine,
+        # and frames whose time is stored.
         some = {at for at, frame in enumerate(made.frames) if frame[TAG_OFFSET] == END}
         due_ms = now_ms - TIME_STEP_MS
         some |= {

@@ -263,8 +263,9 @@ class StreamCore:
             self.table.paused.pop(stream, None)
         elif found.recipe.unread != Unread.RUN.word and self.table.may(stream, StreamEvent.FOUND):
             look = self._looks.get(stream)
-            # Two origins with readers of one stream would take it from each other again and again.
-            # So it is taken back only if the other origin has added no frame since the last look.
+            # Two origins with readers of one stream would take the stream from each other again and
+            # again. So this origin takes the stream back only if the other origin has added no
+            # frame since the last look.
             if look is None or look.found in (None, found.next_index):
                 self._add(stream, found.recipe, StreamEvent.FOUND, found.epoch)
             else:
@@ -446,7 +447,7 @@ class StreamCore:
                 self._end(stream, FinishReason.FAILED, reason)
             case Unavailable():
                 self._defer(stream, error)
-            case _ if stream.is_cancelled:  # even if another origin has become its producer
+            case _ if stream.is_cancelled:  # ended even if another origin produces it now
                 self._end(stream, FinishReason.CANCELLED)
             case None | NotFound() | StaleEpoch():
                 self._leave(stream, StreamEvent.TAKEN)
@@ -675,11 +676,11 @@ class StreamCore:
         if stream.run != failed.run or stream.worker != worker:
             return  # the stream was taken off the worker meanwhile
         self.table.unplace(stream)
-        if stream.is_cancelled:  # since the step was made, so the worker writes no other end
+        if stream.is_cancelled:  # cancelled in the meantime, so the worker sends no other end
             self._end(stream, FinishReason.CANCELLED)
             return
         stream.is_retried, stream.failure, stream.failed_on = True, failed.message, worker
-        stream.standing.prove()  # its worker lives
+        stream.standing.prove()  # the stream did not kill its worker
         self._log("warning", "stream.retried", stream, slot=worker, error=failed.message)
         self._order(events.RecordRetry())
         self._wait_again([stream], StreamEvent.RETRIED)

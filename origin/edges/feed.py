@@ -142,7 +142,7 @@ class Feed:
             self._was_at_tip = True
             self._send(frames)
             if window.next == released and self._stop_at is None:
-                return  # everything released was sent; saves another pass through the loop
+                return  # all released frames were sent: save another pass through the loop
 
     def _wait_for(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
         self._reading = asyncio.create_task(self._guard(work))

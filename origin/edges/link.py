@@ -286,7 +286,7 @@ class EdgeLink(asyncio.Protocol):
         self._bulk.clear()
         self._places.clear()
         self._queued = self._out_bytes = 0
-        if was_full and not self._paused:  # answers that waited for these bytes can continue
+        if was_full and not self._paused:  # answers that waited for space can continue
             self._pump()
 
     def _pump(self) -> None:
@@ -448,7 +448,7 @@ class EdgeLink(asyncio.Protocol):
         is not sent again.
         """
         opened = await opening
-        if self._feeds.get(corr) is feed:  # not detached meanwhile
+        if self._feeds.get(corr) is feed:  # the edge has not detached meanwhile
             mac = self._service.keys.pass_for(opened.stream)
             if mac != known:
                 self.send(encode(Pass(mac), corr))

@@ -255,7 +255,8 @@ class Engine:
         first = at = 0
         for work, generation, count in flight.works:
             if self._generations.get(work.run) is generation:
-                # Check before other runs can find the run's pages and before its tokens are taken.
+                # Check that the results are finite before other runs can find this run's pages,
+                # and before the run's tokens are taken.
                 if not all(results.fine[first : first + len(work.ids) - work.drafts]):
                     emissions += generation.end(FinishReason.FAILED, NOT_A_NUMBER, retryable=True)
                     self._forget_ended(work.run)

@@ -63,7 +63,7 @@ class Generation:
         self._run = run
         self.is_begun = False
         """True once a part of the prompt was computed, or all of it was found in the KV cache."""
-        self._prefilled = 0  # the position up to which the prompt was computed or found
+        self._prefilled = 0  # position up to which the prompt was computed or found in the cache
         self._model_context = model_context
         self._sampling = _sampling(run)
         self.generated = list(run.generated_ids)

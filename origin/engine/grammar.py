@@ -449,7 +449,7 @@ def _calls(
 
     special: names and ids of special tokens, of which a mark may be one.
     """
-    assert tools.markup is not None  # the caller checks it, as only a markup has a grammar
+    assert tools.markup is not None  # checked by the caller: without a markup there is no grammar
     markup = MARKUPS[tools.markup]
     begins, ends = (_mark(mark, special) for mark in (markup.begins, markup.ends))
     # `first` and `last` are the text around all calls, `before` and `after` that around each call.

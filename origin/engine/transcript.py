@@ -136,7 +136,7 @@ def _from_fallback(word: str) -> bytes:
         try:
             return bytes((int(word[3:5], 16),))
         except ValueError:
-            pass  # it looks like `<0xE7>`, but is not a hexadecimal number
+            pass  # the token looks like `<0xE7>`, but has no hexadecimal number
     return word.replace("\u2581", " ").encode()
 
 

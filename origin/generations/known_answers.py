@@ -92,7 +92,7 @@ def known_answer(
         return None
     if history.engine not in (None, fingerprint):
         return None
-    # An answer that was itself given from the ledger has a notice before its end.
+    # An answer that was itself given from the ledger has a CACHED notice before its end.
     return KnownAnswer(stream, frame.index - (CACHED.code in codes), end)
 
 

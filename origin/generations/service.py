@@ -209,7 +209,7 @@ class Service:
         try:
             history = await self.runs.history(found.stream, 0, found.next_index)
             last = await self.ledger.read(found.stream, found.next_index - 1, 1)
-        except NotFound:  # it was deleted, or has expired, in the meantime
+        except NotFound:  # the stream was deleted, or has expired, meanwhile
             return None
         return known_answer(found.stream, history, last[0], recipe.fingerprint) if last else None
 
@@ -244,7 +244,7 @@ class Service:
         return info
 
     async def _admit(self, request: Open, model: ServedModel) -> Recipe:
-        # None for a model that was never loaded; its name then comes from the settings.
+        # `ready` is None for a model that was never loaded; the name is then that of the settings.
         ready = model.ready
         checked = partial(
             admit,
@@ -359,7 +359,7 @@ class Service:
                 raise Unavailable(
                     "the stream has not ended yet, so it was not deleted", hint="repeat the request"
                 )
-            await self.runs.store_deliveries()  # what was sent cannot be counted after the deletion
+            await self.runs.store_deliveries()  # deliveries cannot be counted after the deletion
             with suppress(NotFound):  # another request, or retention, may have deleted the stream
                 await self.ledger.delete(info.stream)
         return status(info)

@@ -89,7 +89,7 @@ def _driver_library() -> tuple[bool, tuple[int, int] | None]:
     except OSError:
         return False, None
     number = ctypes.c_int()
-    # 1000 * major + 10 * minor; it works without a GPU and before cuInit.
+    # The number is 1000 * major + 10 * minor. The call works without a GPU and before cuInit.
     if library.cuDriverGetVersion(ctypes.byref(number)) == 0 and number.value:
         return True, (number.value // 1000, number.value % 1000 // 10)
     return True, None

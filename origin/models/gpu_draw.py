@@ -200,7 +200,7 @@ class DeviceCounts:
             assert self._cells is not None
             self._cells[slot].zero_()
             held = _Counted(ids, slot, 0)
-        self._held[id(ids)] = held  # at the end, as the most recently used one
+        self._held[id(ids)] = held  # at the end, as the most recently used entry
         return held
 
 

@@ -154,7 +154,7 @@ class RowLimit:
         self._most = most
         self._seconds = seconds
         self._steps_per_raise = steps_per_raise
-        # Mean seconds of the smallest steps (at most `least` rows); key True: of those with chunks.
+        # Mean seconds of the smallest steps (at most `least` rows), by whether they have chunks.
         self._alone: dict[bool, float] = {}
         self._in_time = 0
         self.rows = least

@@ -73,7 +73,7 @@ class FairQueue:
 
     def first(self, classes: Collection[Priority]) -> Priority:
         """Return the class of `classes` that is next; among equals the most urgent one."""
-        # `_times` has the most urgent class first, and min() returns the first of equal ones.
+        # `_times` has the most urgent class first, and min() returns the first of equal classes.
         times = self._times
         return min((priority for priority in times if priority in classes), key=times.__getitem__)
 

@@ -352,7 +352,7 @@ class Scheduler:
     def _advance(self, run: ScheduledRun, work: Work) -> None:
         """Mark the step's positions as cached, and let others find pages that are now full."""
         end = work.start + len(work.ids)
-        if run.work is work:  # another work means that `sent` has advanced the run already
+        if run.work is work:  # otherwise `sent` has advanced the run already
             end = run.cached = end - work.drafts + run.accepted
             run.work = None
         for place in range(work.start // PAGE_TOKENS, end // PAGE_TOKENS):

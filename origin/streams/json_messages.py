@@ -31,8 +31,8 @@ RUN = 256
 """Number of small values that one step parses, in some 20 µs."""
 
 # Only repetitions of single characters are possessive: CPython before 3.11.5 matches possessive
-# repetitions of groups wrongly (Debian 12 has 3.11.2). The others cannot backtrack far, since each
-# part of a value begins with a character that cannot continue the part before it.
+# repetitions of groups wrongly (Debian 12 has 3.11.2). Repetitions of groups cannot backtrack far,
+# since each part of a value begins with a character that cannot continue the part before it.
 _GAP = rb"[ \t\n\r]*+"
 _PLAIN = rb'[^"\\\x00-\x1f]'
 _SHORT_STRING = rb'"' + _PLAIN + rb'{0,64}+"'

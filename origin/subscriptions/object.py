@@ -231,7 +231,7 @@ class Subscription(DurableObject):
                     else:
                         state.see(path, tail)
                 state.wake_if_needed()
-                state.arm()  # an alarm that fired while subscriptions were switched off is lost
+                state.arm()  # an alarm that rang while subscriptions were off was lost
         finally:
             self._updated = None
         return answer(204)
@@ -439,7 +439,7 @@ class Subscription(DurableObject):
         if config.pattern is None:
             return []
         glob, found = Glob(config.pattern), list[str]()
-        # `after` excludes its own name, so a shorter one is given to include the prefix itself.
+        # `after` excludes the given name, so a shorter name is given to include the prefix itself.
         last = glob.prefix[:-1]
         while True:
             reading = self.context.ledger.objects.names(STREAM, after=last, limit=NAMES_PER_READ)

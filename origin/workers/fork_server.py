@@ -139,7 +139,7 @@ def _in_between(run: StartRun, parent: int, order: int, tell: int) -> None:
 
 
 def _work(run: StartRun, parent: int) -> int:
-    os.setsid()  # the worker's children join its process group, which is killed with it
+    os.setsid()  # the worker's children join its process group, and are killed with the worker
     with os.fdopen(ORDER_FD, "rb") as order:
         given = order.read()
     PROCESS_SPANS.begin("connect")

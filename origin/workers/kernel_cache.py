@@ -90,7 +90,7 @@ def keep_compiled(data: Path) -> None:
     """
     folder = data.resolve() / FOLDER
     if Path(os.environ.get(VARIABLE, "")).parent == folder:
-        with suppress(OSError):  # else these kernels are compiled again
+        with suppress(OSError):  # if this fails, the kernels are compiled again
             KernelCache(data).keep()
 
 
@@ -129,7 +129,7 @@ class KernelCache:
         """Add new kernels to the manifest, and return their number."""
         if not self.folder.is_dir():
             return 0
-        with locked(self.folder / MANIFEST):  # workers may do this at the same time
+        with locked(self.folder / MANIFEST):  # several workers may update it at the same time
             known = self._known()
             new = {
                 path.name: _files(path)

@@ -195,7 +195,7 @@ class Circuit:
         random = random or Random()
         self._breaker = CircuitBreaker(MOST_DEATHS, Backoff(OPEN_MIN_S, OPEN_MAX_S, random))
         self._restart = Backoff(RESTART_MIN_S, RESTART_MAX_S, random)
-        self._restart_at = 0.0  # no start before this time, even if the breaker is closed
+        self._restart_at = 0.0  # no worker starts before this time, even if the breaker is closed
         self._trial: int | None = None  # number of the slot whose worker is on trial
 
     @property

@@ -219,7 +219,7 @@ def main(argv: Sequence[str]) -> int:
     configure_logging(config.log_level)
     logging.getLogger("httpx").setLevel(
         logging.WARNING
-    )  # otherwise it logs a line for each request
+    )  # otherwise httpx logs a line for each request
     try:
         asyncio.run(serve(path, config))
     except (TailraceError, OSError) as exc:

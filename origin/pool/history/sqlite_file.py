@@ -21,7 +21,7 @@ from tailrace.ledger.errors import ConfigError, Damaged, Unavailable
 from tailrace.origin.pool.history import schema
 from tailrace.origin.pool.history.schema import HistoryEntry
 
-APPLICATION_ID = 0x54_52_48_31  # "TRH1"
+APPLICATION_ID = 0x54_52_48_31  # "TRH1", the application_id of a history file
 BUSY_S = 5.0
 """Timeout in seconds for which writers and readers wait for each other."""
 MAGIC = b"SQLite format 3\0"

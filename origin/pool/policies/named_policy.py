@@ -58,7 +58,7 @@ def named_policy(name: str, prices: WarmPrices, field: str = "policy") -> KeepAl
         except ValueError:
             hint = "ttl-300 keeps for 300 s"
             raise CallerError(f"{name!r} has no valid TTL", field=field, hint=hint) from None
-        if not 0 <= ttl_s <= MAX_TTL_S:  # so NaN is refused, too
+        if not 0 <= ttl_s <= MAX_TTL_S:  # in this form, the test also refuses NaN
             hint = "greedy-dual keeps a model until another one needs its room"
             bounds = f"from ttl-0 to ttl-{MAX_TTL_S} (10 years)"
             raise CallerError(f"{name!r} is not a TTL {bounds}", field=field, hint=hint)
