@@ -80,7 +80,7 @@ class Processes:
         os._exit(self._serve(number))
 
     def _serve(self, number: int) -> int:
-        os.setpgrp()  # so that Ctrl-C reaches the first process only, which forwards it
+        os.setpgrp()  # Ctrl-C then reaches only the first process, which stops its children
         for each in (*STOP_SIGNALS, signal.SIGHUP):
             signal.signal(each, signal.SIG_DFL)
         os.close(self._holds)

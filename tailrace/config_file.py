@@ -212,7 +212,7 @@ def settings_of(reading: Reading, **flags: Any) -> EdgeConfig:
         raise ConfigError(
             fault.message,
             field=source.key if source.secret else f"{reading.file}: {source.key}",
-            # The text of the fault may quote the value, so it is left out for a secret.
+            # The text of the fault may quote the value, so this text is left out for a secret.
             hint=("" if source.secret else f"{fault.right}; ")
             + f"it is edge.{setting}, which tailrace config init explains",
         ) from None

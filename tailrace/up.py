@@ -246,8 +246,8 @@ def _bind(kind: socket.SocketKind, port: int) -> int | None:
     """Bind a port for a moment to test it; return its number, or None if it is in use."""
     with socket.socket(socket.AF_INET, kind) as probe:
         if kind == socket.SOCK_STREAM:
-            # Servers set SO_REUSEADDR, too: a TCP port in TIME_WAIT then counts as free. It is not
-            # set for UDP, where it would also allow a port that another process uses.
+            # Servers set SO_REUSEADDR, too: a TCP port in TIME_WAIT then counts as free. For UDP
+            # the option would also allow a port that another process uses, so it is not set.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))

@@ -77,8 +77,9 @@ ALLOWED_HEADERS = ", ".join(
         *("Stream-Seq", "Stream-TTL", "Stream-Expires-At", "Stream-Closed"),
         *("Stream-Forked-From", "Stream-Fork-Offset", "Stream-Fork-Sub-Offset"),
         *("Producer-Id", "Producer-Epoch", "Producer-Seq"),
-        # SDKs of other APIs send many headers of their own. Allowing all is safe, because only
-        # allowed pages get this list. `*` does not include Authorization, which is listed above.
+        # SDKs of other APIs send many headers of their own. Allowing all headers is safe, because
+        # only pages of allowed origins get this list. `*` does not include Authorization, which is
+        # listed above.
         "*",
     )
 )

@@ -52,8 +52,8 @@ MAX_JSON_BARE_BYTES = 256 * 1024
 """Maximum number of bytes outside strings in a large body, because it takes long to parse numbers
 with many digits."""
 # The quantifiers are possessive (`*+`): otherwise the matcher stores 63 bytes for each escape of a
-# long text. CPython 3.11.0 to 3.11.4 have a bug in possessive groups, but it needs a group that
-# begins to match and then fails, which cannot happen here.
+# long text. CPython 3.11.0 to 3.11.4 have a bug in possessive groups. It only affects groups that
+# begin to match and then fail, which cannot happen here.
 _PART = re.compile(rb""""[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{,]""", re.DOTALL)
 Body = TypeVar("Body", bound=BaseModel)
 

@@ -248,8 +248,8 @@ class ChunkEncoder(Encoder):
         said = self.shape.end(self.choice, FINISH[end.finish_reason])
         if not self.alone:
             return self._event(said, None)
-        # With usage, only the chunk with the token counts has the last index. A client that loses
-        # its connection before that chunk therefore gets it when it resumes.
+        # With usage, only the chunk with the token counts has the last index. So a client that lost
+        # its connection before that chunk gets the chunk when it resumes.
         return self._event(said, None if self.usage else end.index) + self.ending(
             usage([end]) if self.usage else None, end.index
         )

@@ -258,7 +258,7 @@ class AioquicHttp3Connection:
     def _handle_request(self, event: h3.H3Event) -> None:
         if isinstance(event, h3.HeadersReceived):
             stream = event.stream_id
-            if stream in self._unread:  # these are trailers, which no route uses
+            if stream in self._unread:  # the headers are trailers, which no route uses
                 if event.stream_ended:
                     self._events.append(DataReceived(stream, b"", True))
             else:

@@ -208,7 +208,7 @@ class UdpSocket:
             except BlockingIOError:
                 break
             except OSError:
-                continue  # an ICMP error about an earlier datagram that was sent
+                continue  # an ICMP error about a datagram that this socket has sent
             receive(data, address, path)
             if monotonic() >= until:
                 break

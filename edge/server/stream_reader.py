@@ -121,7 +121,7 @@ class StreamReader:
         self._opened = False  # the origin has answered
         self._started = False  # the head has been written
         self._closed = False
-        self._stalled = False  # frames wait because the client has no room
+        self._stalled = False  # frames wait until the client reads more
         self._joined = False  # the first item of the queue holds several frames
         self._fast_path = False  # the head has been written, and no frame is waiting
         self._expansion_ratio = 1  # output bytes per frame byte in the last write

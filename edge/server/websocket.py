@@ -109,7 +109,7 @@ class WebSocket:
         self._metrics = RequestMetrics(context.counts, self.protocol, "GET", path, asked.headers)
         self._metrics.answered(101)
         self._metrics.address = admission.head.address
-        self._stalled = False  # frames wait because the client has no room
+        self._stalled = False  # frames wait until the client reads more
         self._done = partial(context.rules.done, admission)
         self._transport = transport
         self._batch = context.batch

@@ -75,7 +75,8 @@ class GroupPlan:
         self._new_sids = new_sids
         self.moves: dict[int, Move] = {}  # the streams with new frames, by sid
         self.rows: list[FrameRow] = []
-        self.created: list[tuple[int, NewStream]] = []  # (new sid, stream) created by objects
+        # Streams that objects create, as (new sid, stream).
+        self.created: list[tuple[int, NewStream]] = []
         self.dropped: list[int] = []
         self.usage: list[Usage] = []  # rows of generations that end
         self.refused: list[tuple[Item, TailraceError]] = []

@@ -191,8 +191,8 @@ class Server:
             psycopg.OperationalError: The attempt failed.
             LedgerFailed: The server may lack commits that this process has seen.
         """
-        # psycopg does not close a half-made connection when it is cancelled. So a cancelled
-        # attempt may finish, and is closed then.
+        # psycopg does not close a half-made connection if `connect` is cancelled. So a cancelled
+        # attempt may finish, and its connection is closed then.
         attempt = asyncio.ensure_future(
             Connection.connect(self.conninfo, autocommit=True, cursor_factory=AsyncRawCursor)
         )
@@ -298,7 +298,7 @@ class LastingConnection:
         async with self._turn:
             deadline = asyncio.get_running_loop().time() + timeout_s
             backoff = Backoff(RETRY_MIN_S, RETRY_MAX_S)
-            pause, undoings = 0.0, 0  # retry at once, because an idle connection may be closed
+            pause, undoings = 0.0, 0  # retry at once: an idle connection may have been closed
             while True:
                 begun = asyncio.get_running_loop().time()
                 try:

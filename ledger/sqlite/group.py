@@ -37,7 +37,7 @@ class Group:
     size: int = 0  # total bytes of frames and values
     waiters: list[asyncio.Future[None]] = field(default_factory=list)
     taken_over: list[Tail] = field(default_factory=list)
-    reached: dict[Tail, int] = field(default_factory=dict)  # the last index that a tail gets
+    reached: dict[Tail, int] = field(default_factory=dict)  # each tail's last index in this group
     # Tails whose records before the given index become segments with this commit.
     segmented: list[tuple[Tail, int]] = field(default_factory=list)
 

@@ -365,7 +365,7 @@ class SqliteLedger:
     # ---- usage ----
 
     async def usage(self, query: UsageQuery) -> UsageSums:
-        # The rows of streams that have just ended are stored with their last segments.
+        # Usage is stored with the last segment of an ended stream: store all these segments now.
         self._log.stores_all = True
         await self._commits.commit()
         return await self._storage.usage(query)
@@ -374,7 +374,7 @@ class SqliteLedger:
         commit = self._commits.forming.commit
         for stream, count in tokens.items():
             tail = self._residents.tails.get(stream)
-            if tail is not None:  # the usage of the stream may be stored later
+            if tail is not None:  # the usage of the stream may not be stored yet
                 tail.delivered_tokens = max(tail.delivered_tokens, count)
             commit.delivered.append((count, stream))
         await self._commits.commit()

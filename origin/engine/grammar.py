@@ -452,7 +452,7 @@ def _calls(
     assert tools.markup is not None  # checked by the caller: without a markup there is no grammar
     markup = MARKUPS[tools.markup]
     begins, ends = (_mark(mark, special) for mark in (markup.begins, markup.ends))
-    # `first` and `last` are the text around all calls, `before` and `after` that around each call.
+    # The texts `first` and `last` are around all calls, `before` and `after` around each call.
     first, last, between = "", "", "; "
     before, after = "", ""
     if ends:

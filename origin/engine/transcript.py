@@ -440,8 +440,8 @@ class StopMatcher:
         self._held += text
         found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         self.matched = bool(found)
-        # Of several stop sequences the first to be complete counts, so that the division into
-        # tokens does not matter; of several that end at the same place, the one that began first.
+        # Of several stop sequences, the first to be complete counts, so that the division of the
+        # text into tokens does not matter. If several end at the same place, the longest counts.
         certain = min(found)[1] if found else len(self._held) - self._suspect_length()
         released = self._held[:certain]
         self._held = "" if self.matched else self._held[certain:]

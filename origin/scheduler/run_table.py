@@ -42,7 +42,8 @@ WEIGHTS: Mapping[Priority, int] = {
 
 
 # Maximum lead, in tokens of a class of weight 1, that other classes may gain while the first run of
-# a class waits for pages. So short prompts cannot starve a long one, nor must all wait for it.
+# a class waits for pages. So short prompts cannot starve a long prompt, and need not all wait for
+# the long prompt either.
 PASSING_TOKENS = 16_384
 # Expected tokens of a run: the initial value, and the weight of each ended run in the average.
 EXPECTED_TOKENS = 128.0

@@ -18,7 +18,7 @@ SCHEMA = "tailrace_history"
 LOCK = 0x54_52_48_31  # "TRH1": advisory lock for creating tables and for roll-ups
 WRITE_TIMEOUT_S = 10.0
 """Seconds that a write waits for a server that cannot be reached; then it fails and is retried."""
-# The ledger's connections disable sequential scans, but they may be the best plan for these tables.
+# The ledger's connections disable sequential scans, which may be the best plan for these tables.
 # Commits of statistics need not wait for a standby.
 _SETTINGS = b"""SELECT set_config('search_path', 'tailrace_history', true),
     set_config('enable_seqscan', 'on', true), set_config('enable_bitmapscan', 'on', true),
