@@ -38,7 +38,7 @@ class Text:
     path: Path
     line: int
     subject: str
-    """What the text is about, such as a function's name or a line of code; may be empty."""
+    """Name of the documented thing, or the code or heading beside the text; may be empty."""
     words: str
 
     def __str__(self) -> str:
