@@ -113,7 +113,7 @@ def run(config: EdgeConfig, deployment: Deployment | None = None) -> None:
     """Serve until SIGTERM or SIGINT. Raises ConfigError if an address cannot be bound."""
     configure_logging(config.log_level)
     open_files = _take_files(config)
-    require_keys(config)  # must fail before clients can connect
+    require_keys(config)  # raises ConfigError, so it is called before the ports are open
     sockets = Sockets.bound(config)
 
     def work(process: int) -> None:

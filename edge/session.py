@@ -255,9 +255,10 @@ class Session:
     _packs: bool = False  # the client takes compressed frames and TokenRuns
     _just_detached: int = 0  # requests detached by the current message; not in `detached()` yet
     _streams: dict[int, OpenStream] = field(default_factory=dict)
-    # Frames that wait for the client. `_turns` holds the streams with waiting frames, whose number
-    # credit limits; they are sent in turns, from the first stream on, so that no stream delays
-    # another. `_replies` holds the frames without credit, such as refusals; they are sent first.
+    # Frames that wait for the client. `_turns` holds the streams that have such frames; credit
+    # limits how many frames of a stream may be sent. The streams send some frames each, one after
+    # the other, so that no stream delays another. `_replies` holds the frames that need no credit,
+    # such as refusals; they are sent first.
     _turns: dict[int, OpenStream] = field(default_factory=dict)
     _replies: deque[bytes] = field(default_factory=lambda: deque([HELLO]))
     _heartbeat: bytes | None = None

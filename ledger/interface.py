@@ -358,7 +358,10 @@ class Ledger(Protocol):
         """
 
     async def known(self, identity: bytes) -> StreamInfo | None:
-        """Return the newest stream with this identity that has ended, or None."""
+        """Return the newest ended stream whose request has this identity, or None.
+
+        `identity` is a hash of everything in a request that determines its output.
+        """
 
     async def info(self, stream: bytes) -> StreamInfo: ...
 

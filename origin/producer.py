@@ -146,8 +146,8 @@ class Resumption(StrEnum):
     """The producer continues after the text `Request.delivered`. The result may differ from an
     uninterrupted one, which a Notice in the stream says."""
     ENDS = "ends"
-    """The producer cannot continue a stream. It ends as `origin_lost`, and clients may request it
-    again."""
+    """The producer cannot continue a stream. The stream ends as `origin_lost`, and clients may send
+    their requests again."""
 
 
 @dataclass(frozen=True, slots=True)

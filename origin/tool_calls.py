@@ -28,8 +28,9 @@ class Markup:
     """The markup in which a model family writes a call, `{"name": …, ARGUMENTS: {…}}`.
 
     `begins` and `ends` are the marks before and after a call; a tokenizer may have them as special
-    tokens. `arguments` is the key ARGUMENTS. If `ends` is empty, several calls may follow one
-    `begins`, separated by characters of `around`. `id_chars` is the required length of a call's id.
+    tokens. `arguments` is the key ARGUMENTS. `around` has the punctuation that, besides white
+    space, may stand before and between calls. If `ends` is empty, several calls may follow one
+    `begins`. `id_chars` is the required length of a call's id.
     """
 
     begins: str

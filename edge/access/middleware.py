@@ -100,7 +100,7 @@ def _adding(headers: Mapping[str, str], send: Send) -> Send:
             for name, value in headers.items():
                 if name == "Vary":
                     sent.add_vary_header(value)
-                elif name == "RateLimit":  # a list, to which the application may have added items
+                elif name == "RateLimit":  # keep the limits that the application has sent
                     sent.append(name, value)
                 else:
                     sent[name] = value

@@ -126,7 +126,7 @@ class Operation:
             for answer in self.answers.values()
             for content in answer.content
         )
-        # A request may refuse every content coding of a stream.
+        # 406: `Accept-Encoding` may refuse every content coding in which a stream can be sent.
         return sorted({*self.answers, *self.errors, *([406] if streams else ())})
 
 

@@ -2,10 +2,11 @@
 
 Sans-I/O. Each reader opens the stream with a request of its own, which the origin authorizes. As
 soon as two readers of a stream are open, the subscription of the one that is furthest ahead becomes
-the *source* of all. A reader whose next frame the source's tail holds joins it: it detaches its own
-subscription and gets its frames from the tail, as its own credit allows. A reader whose next frame
-was dropped from the tail leaves it: its stream is requested again (renewed), as after a lost link,
-and read from the ledger until it has caught up.
+the *source* of all. The edge keeps the newest frames of the source in memory, as the stream's
+*tail*. A reader joins the source if the tail holds its next frame: the reader's own subscription is
+detached, and it gets its frames from the tail, as its own credit allows. A reader whose next frame
+was dropped from the tail leaves the source: its stream is requested again (renewed), as after a
+lost link, and read from the ledger until the reader has caught up.
 
 A relay has one `FanOut`, which has a `SharedStream` for each stream with several readers. Shared
 streams exist only while the link is up. After a loss, each reader is renewed by itself, possibly at

@@ -5,9 +5,10 @@ from __future__ import annotations
 from enum import StrEnum
 
 HINT = "hint"
-"""Class of the objects that receive hints.
+"""Class of the objects at an origin to which edges send hints.
 
-An object's name is the `Hint`, and the body of its request is a model's name or empty.
+The name of such an object is a value of `Hint`. The body of a request to it is the name of the
+model, or empty.
 """
 
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tailrace.ledger.validation import invalid_document
 
 DEPLOYMENT = "deployment"
-"""Class of the objects that store deployments, named by their scripts."""
+"""Class of the objects that store deployments. An object's name is the name of its script."""
 MAX_NAME_CHARS = 128
 """Maximum length of a script, a tag and a class, which are parts of an object's class."""
 MAX_STEPS = 1000

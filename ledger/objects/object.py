@@ -137,7 +137,7 @@ class DurableObject:
         """
 
     async def scheduled(self, cron: str, at_ms: int) -> None:
-        """Handle the cron that was due at `at_ms`; called in the object with the cron's name."""
+        """Handle the cron that was due at `at_ms`; called on the object named like the cron."""
         raise NotFound(f"objects of class {self.context.key.kind!r} take no crons")
 
 

@@ -118,7 +118,7 @@ def stored_record(frame: bytes, ids: bytes | None, extra: bytes | None) -> Recor
 
 
 def stored_sums(query: UsageQuery, rows: Iterable[Sequence[Any]]) -> UsageSums:
-    """Return the result of a query for sums of usage from its rows; texts are stored as bytes."""
+    """Return the sums of usage in the `rows` that a query found; texts in them are bytes."""
     sums, groups = UsageSums(query), len(query.columns)
     for row in rows:
         if row[groups]:  # without GROUP BY there is a row even if no stream is found

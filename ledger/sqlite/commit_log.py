@@ -100,7 +100,7 @@ class Log:
         # The tails of the last group, and their sids as an encoded column.
         self._packed: tuple[list[Tail], bytes] = ([], b"")
         self.stores_all = False
-        """True if the next commit stores all due tails, not only its share."""
+        """True if the next commit stores all due tails, not only a small share of them."""
         self.closes = False
         """True if the ledger is closing, so that all prunable rows are deleted."""
 

@@ -92,7 +92,8 @@ class Commit:
     replaced: list[tuple[int, int, int]] = field(default_factory=list)
     cold: list[int] = field(default_factory=list)  # sids of streams with only cold segments
     usage: list[Usage] = field(default_factory=list)  # rows of streams that have ended
-    delivered: list[tuple[int, bytes]] = field(default_factory=list)  # (output tokens, stream)
+    # Changes of usage, as (output tokens that readers have got, stream id).
+    delivered: list[tuple[int, bytes]] = field(default_factory=list)
     forgotten: list[bytes] = field(default_factory=list)  # streams whose usage is deleted
     reclaim: int = 0  # maximum segments of removed streams to delete
     vacuum: int = 0  # maximum free pages to return to the file system

@@ -73,7 +73,7 @@ class Tail:
     gone: bool = False
     frames: list[bytes] = field(default_factory=list)
     ids: list[tuple[int, ...]] = field(default_factory=list)
-    # The extra of a record by its index; few records have one.
+    # Data that the producer stored with a record (`Record.extra`), by the record's index.
     extras: dict[int, bytes] = field(default_factory=dict)
     unstored_bytes: int = 0  # bytes of the frames from index `stored` on
     oldest_seq: int = 0  # number of the log row that has the frame at index `stored`

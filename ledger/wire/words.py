@@ -34,9 +34,10 @@ class Word(IntEnum):
 
 
 class Durability(Word):
-    """The failures that a frame survives before it is shown.
+    """The failures that a frame must be able to survive before readers get it.
 
-    RELAXED: none, it is written within 10 ms. PROCESS: a kill of every process. POWER: a power cut.
+    RELAXED: none; the frame is written within 10 ms. PROCESS: a kill of every process. POWER: a
+    power cut.
     """
 
     RELAXED = 0

@@ -155,7 +155,7 @@ class ServedModel:
 
     @property
     def is_up(self) -> bool:
-        """Return True if a worker has loaded the model, whether it is silent or not."""
+        """Return True if a worker has loaded the model, even if that worker is silent now."""
         return any(worker.is_up for worker in self.workers)
 
     @property

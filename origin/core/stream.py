@@ -79,7 +79,7 @@ class Steering:
         return self._settle(durable)
 
     def confirm(self, ids: int) -> list[int]:
-        """Note that `ids` token ids of the oldest pending order are durable.
+        """Note that `ids` token ids of the oldest pending Steer order are durable.
 
         If the order has more ids than that, it was cut because the stream reached its limit of
         tokens: the stream ends, and the order does not count as taken.
@@ -92,7 +92,10 @@ class Steering:
         return self._settle(1) if is_whole else []
 
     def drop(self) -> list[int]:
-        """Forget the pending orders of a stream that no longer runs here; return their tickets."""
+        """Forget the pending Steer orders of a stream that no longer runs at this origin.
+
+        Return their tickets, the numbers that `add` got for the requests that wait for them.
+        """
         return self._settle(len(self._pending))
 
     def _settle(self, count: int) -> list[int]:

@@ -191,7 +191,7 @@ class Feed:
         the reader can continue.
         """
         if self._stop_at is not None and self._window.next >= self._stop_at:
-            assert self._stream is not None  # `pump` has checked this
+            assert self._stream is not None  # `pump`, the caller, asserts it too
             was = Status(self._stream, StreamState.RUNNING, self._stop_at)
             self._close(encode(was, self._corr))
 

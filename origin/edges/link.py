@@ -444,8 +444,8 @@ class EdgeLink(asyncio.Protocol):
     ) -> None:
         """Answer a request to read, and start its feed.
 
-        `known` is the proof that the edge already has from an earlier Pass, if any; an equal proof
-        is not sent again.
+        A Pass frame gives the edge a MAC with which it may resume the stream without a token.
+        `known` is the MAC that the edge has already, if any; an equal MAC is not sent again.
         """
         opened = await opening
         if self._feeds.get(corr) is feed:  # the edge has not detached meanwhile

@@ -353,7 +353,7 @@ class PeerCall:
     # ---- for the link ----
 
     def take(self, frame: Frame, size: int) -> None:
-        """Handle a frame of the answer, which has `size` bytes."""
+        """Handle a frame of the answer; `size` is the frame's size in bytes."""
         match frame:
             case Answer():
                 self._answer = frame

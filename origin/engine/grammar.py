@@ -279,7 +279,7 @@ class GrammarCompiler:
         known = tokenizer.get_vocab_size()
         ends = sorted(token for token in self._eos_ids if token < known)
         whole = Tokenizer.from_str(tokenizer.to_str())
-        whole.no_padding()  # llguidance encodes fixed text with `whole`, and needs exact ids
+        whole.no_padding()  # llguidance encodes a grammar's fixed text with this copy
         whole.no_truncation()
         try:
             self._tokenizer = LLTokenizer(

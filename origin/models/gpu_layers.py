@@ -157,7 +157,8 @@ class DecoderParts:
             gate_up=layer.gate_up,
             ffn_norm=layer.ffn_norm,
             down=layer.down,
-            # The interpreter takes seconds for a GEMV's many programs; the bits are the same.
+            # Triton's interpreter takes seconds for the many programs of a GEMV. There the matrix
+            # kernels compute single rows too; their results have the same bits.
             gemv_rows=0 if INTERPRETED else gemv_rows(self._config),
         )
 

@@ -114,7 +114,7 @@ class Drawn:
     """One drawn token."""
 
     token: int
-    """Token id; -1 if the logits were NaN or infinite, in which case there are no scores."""
+    """Id of the token; -1 if the logits had NaN or infinity. Then `scores` is None."""
     scores: Scores | None = None
 
 

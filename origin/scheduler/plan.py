@@ -21,17 +21,18 @@ class Work(NamedTuple):
     start: int
     """Position of the first of `ids`; earlier positions are in `pages`."""
     ids: Sequence[int]
-    """Known tokens, followed by `drafts` guessed ones."""
+    """Known tokens, followed by drafts (guessed tokens), whose number is `drafts`."""
     pages: Sequence[int]
     """The run's block table, covering start + len(ids) positions. Valid until `Scheduler.done`."""
     prefill: bool
     """True for chunks of the prompt, which begin at multiples of PAGE_TOKENS; False for rows of
     decoding."""
     drafts: int
-    """Number of guesses at the end of `ids`."""
+    """Number of drafts at the end of `ids`."""
     draws: bool
-    """True if all known tokens are cached after this step: a token is drawn from the last known
-    one's row, and from each guess's row while the guesses before it are right."""
+    """True if the KV cache has all known tokens after this step. Then the step draws a token from
+    the logits at the last known token, and one from the logits at each draft, up to the first wrong
+    draft."""
 
 
 @dataclass(frozen=True, slots=True)

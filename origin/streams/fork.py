@@ -203,7 +203,7 @@ def confirms(asked: Create, config: StreamConfig, *, closed: bool) -> bool:
     """Return True if a request to create describes exactly the existing stream."""
     return (
         asked.closed == closed
-        and asked.fork == config.asked.fork  # compared as requested, not as resolved
+        and asked.fork == config.asked.fork  # as the requests named it, not as resolved
         and asked.expiry in (config.asked.expiry, config.expiry)
         and _same_type(asked, config)
     )

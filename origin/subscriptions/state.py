@@ -83,7 +83,8 @@ class StreamLinks:
 
     def __init__(self, storage: ObjectStorage) -> None:
         self._storage = storage
-        # Links with work, and those without, are each in the order in which they became so.
+        # Links with work are in the order in which they got it, and links without work in the
+        # order in which they ran out of it.
         self._links: dict[str, StreamLink] = {}
         self.overflowed = False
 

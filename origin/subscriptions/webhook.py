@@ -191,7 +191,7 @@ class Resolver:
         await self._free.acquire()
         loop = asyncio.get_running_loop()
         found: Future[list[str]] = Future()
-        found.set_running_or_notify_cancel()  # a caller that gives up cannot cancel it
+        found.set_running_or_notify_cancel()  # a cancelled caller does not cancel `found`
 
         def work() -> None:
             try:
@@ -201,7 +201,7 @@ class Resolver:
                 found.set_exception(error)
             except UnicodeError as error:
                 found.set_exception(OSError(f"no name of a host: {error}"))
-            with suppress(RuntimeError):  # call_soon_threadsafe raises it if the loop is closed
+            with suppress(RuntimeError):  # the loop may be closed by now
                 loop.call_soon_threadsafe(self._free.release)
 
         threading.Thread(target=work, name="webhook-look-up", daemon=True).start()

@@ -108,7 +108,7 @@ class Checkpointer:
         self._synced = synced
         self._thread = WorkThread("ledger-checkpoint")
         self._moving: asyncio.Task[None] | None = None
-        # Held during a move of pages and its sync, so that no other move begins if it fails.
+        # Held while pages are moved and synced: the next move must know whether this one failed.
         self._one_move = Lock()
 
     # ---- with the writer ----

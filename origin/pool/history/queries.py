@@ -175,7 +175,7 @@ async def residence(store: HistoryStore, since_ms: int) -> list[Lane]:
         if model and tier != COLD:
             now[key] = Lane(origin, worker, model, tier, at_ms, None)
     lanes += now.values()
-    # Leave out the workers of a model for which a pool has records, which cover its workers too.
+    # If a pool has recorded a model, its records cover the model's workers: leave those out.
     pooled = {(lane.origin, lane.model) for lane in lanes if lane.worker < 0}
     told = [one for one in lanes if one.worker < 0 or (one.origin, one.model) not in pooled]
     return sorted(told, key=lambda lane: lane.from_ms)

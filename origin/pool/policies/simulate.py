@@ -136,9 +136,10 @@ class CappedOutcome:
 
 
 class CappedPool:
-    """One device: resident models by name, their sizes, and a cap that idle ones never exceed.
+    """One device with resident models, which have names and sizes, and a memory cap.
 
-    A model that is busy, including one that is loading, is never evicted.
+    Idle models are evicted while the sizes of all resident models add up to more than the cap. A
+    model that is busy, including one that is loading, is never evicted.
     """
 
     def __init__(

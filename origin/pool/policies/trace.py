@@ -32,7 +32,7 @@ DAY_S = 86_400.0
 BUSY_S = 5.0
 """Mean duration of a request in a generated trace, in seconds."""
 MODELS = 8
-"""Number of models in a generated trace of one kind."""
+"""Number of models in a generated trace whose models all have the same kind of traffic."""
 VISIT_S, STEP_S, ENDS = 1800.0, 8.0, 1 / 20
 """Parameters of bursty traces: the mean seconds between visits, the mean seconds between requests
 of a visit, and the probability that a request is the last one of its visit."""
@@ -385,8 +385,7 @@ def _servegen(path: Path, speeds: TokenSpeeds, seed: int) -> Iterator[Request]:
                 raise row.wrong("shape" if cv else "cv", "must be above zero")
             size = int(rate * SERVEGEN_WINDOW_S * 2) + 16
             steps = rng.weibull(shape, size) if kind == "Weibull" else rng.gamma(shape, 1, size)
-            # The rate is a column of the row, so of the distribution's parameters only the shape is
-            # used.
+            # Gaps are scaled to the CSV row's column `rate`, so its column `scale` is not used.
             mean = float(steps.mean())
             at = np.cumsum(steps / mean / rate) if mean else np.empty(0)
             took = speeds.seconds(1000, 200)
