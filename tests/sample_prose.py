@@ -5,9 +5,9 @@
 
 The sample holds docstrings, comments, messages (errors, hints, log events, help texts, metric
 descriptions), settings, and paragraphs of the documentation. Each has what a reader sees beside it:
-file and line, and the documented name, the code that a comment belongs to, the field of an error or
-the heading of a paragraph. The same tree and seed give the same sample. The goal: 95 % of the texts
-are understood at first reading.
+file and line, and the documented name with its class, the code that a comment belongs to, the field
+of an error, the error of a hint, the fields of a log event or the heading of a paragraph. The same
+tree and seed give the same sample. The goal: 95 % of the texts are understood at first reading.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ class Text:
 def docstrings(path: Path, tree: ast.Module) -> Iterator[Text]:
     """Yield the docstrings of a module, its classes, functions and attributes."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    owners = {member: f"{each.name}." for each in classes for member in each.body}
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if not isinstance(body, list):
@@ -60,10 +62,11 @@ def docstrings(path: Path, tree: ast.Module) -> Iterator[Text]:
             if words is None:
                 continue
             if before is None and isinstance(node, documented):
-                yield Text(path, after.lineno, getattr(node, "name", "module"), words)
+                name = owners.get(node, "") + getattr(node, "name", "module")
+                yield Text(path, after.lineno, name, words)
             elif isinstance(before, ast.Assign | ast.AnnAssign):
                 target = before.target if isinstance(before, ast.AnnAssign) else before.targets[0]
-                yield Text(path, after.lineno, ast.unparse(target), words)
+                yield Text(path, after.lineno, owners.get(before, "") + ast.unparse(target), words)
 
 
 def comments(path: Path, source: str) -> Iterator[Text]:
@@ -110,10 +113,14 @@ def messages(path: Path, tree: ast.Module) -> Iterator[Text]:
             described = node.args[1:2]
         for argument in described:
             if words := literal(argument):
-                yield Text(path, argument.lineno, name, words)
+                fields = ", ".join(each.arg for each in node.keywords if each.arg)
+                beside = f"{name} ({fields})" if described == node.args[:1] and fields else name
+                yield Text(path, argument.lineno, beside, words)
+        error = literal(node.args[0]) if node.args else None
         for keyword in node.keywords:
             if keyword.arg in MESSAGE_KEYWORDS and (words := literal(keyword.value)):
-                yield Text(path, keyword.value.lineno, keyword.arg, words)
+                beside = f"{keyword.arg} of {error!r}" if error else keyword.arg
+                yield Text(path, keyword.value.lineno, beside, words)
 
 
 def settings(path: Path, tree: ast.Module) -> Iterator[Text]:
