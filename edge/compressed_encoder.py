@@ -23,12 +23,12 @@ MIN_COMPRESSED_BYTES = 512
 """Minimum size of a write to be compressed once the client has caught up, in bytes. The first
 smaller one ends the use of the compressor."""
 MAX_COMPRESSORS = 64
-"""Maximum number of compressors of one edge process, each with 330 KiB. Beyond it responses are
+"""Maximum number of compressors of one edge process, each with 345 KiB. Beyond it responses are
 sent uncompressed."""
 WINDOW_LOG = 16
 """Logarithm of the window's size: the client needs 64 KiB to decompress a response."""
 PARAMETERS = zstandard.ZstdCompressionParameters.from_level(
-    3, window_log=WINDOW_LOG, chain_log=13, hash_log=13
+    6, window_log=WINDOW_LOG, chain_log=14, hash_log=14
 )
 MAX_BLOCK_BYTES = 1 << WINDOW_LOG
 # The header of a zstd frame with this window, and without sizes, checksum and dictionary

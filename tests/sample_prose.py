@@ -50,7 +50,9 @@ def docstrings(path: Path, tree: ast.Module) -> Iterator[Text]:
     """Yield the docstrings of a module, its classes, functions and attributes."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
-    owners = {member: f"{each.name}." for each in classes for member in each.body}
+    owners: dict[ast.AST, str] = {
+        member: f"{each.name}." for each in classes for member in each.body
+    }
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if not isinstance(body, list):

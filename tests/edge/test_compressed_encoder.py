@@ -224,11 +224,11 @@ def test_the_header_is_that_of_the_compressor() -> None:
     compressor = zstandard.ZstdCompressor(compression_params=PARAMETERS).compressobj()
     assert compressor.compress(bytes(1 << 20)).startswith(HEADER)
     assert zstandard.get_frame_parameters(HEADER + LAST_BLOCK).window_size == 1 << WINDOW_LOG
-    assert PARAMETERS.estimated_compression_context_size() < 340_000
+    assert PARAMETERS.estimated_compression_context_size() <= 346 << 10
 
 
 @pytest.mark.parametrize(
-    ("view", "most"), [("frames", 5.5), ("events", 8.0), ("lines", 8.0), ("snapshot", 2.0)]
+    ("view", "most"), [("frames", 4.6), ("events", 6.6), ("lines", 5.3), ("snapshot", 2.0)]
 )
 def test_what_a_replay_of_english_takes(view: str, most: float) -> None:
     """Writes of 8 KiB of frames, as a response makes them; sizes in bytes a token."""
