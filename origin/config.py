@@ -381,9 +381,10 @@ class OriginConfig(Settings):
     )
     cache: Literal["none", "exact"] = Field(
         "none",
-        description="Whether requests are answered from the ledger that do not say it themselves"
-        " (`cache`). `exact`: a request that is greedy or names its seed gets the tokens of a"
-        " finished stream of an identical request of the same tenant.",
+        description="Default for requests that do not give `cache`: whether an answer may come"
+        " from the ledger. `exact`: a request that is greedy or names its seed gets the tokens of"
+        " a finished stream, if an identical request of the same tenant has made one. `none`:"
+        " every request is computed.",
     )
     max_streams: int = Field(
         256,

@@ -1,4 +1,8 @@
-"""Answers admin requests: Calls to objects of class `operator`, named by the paths of routes."""
+"""Answers admin requests of one origin.
+
+An edge sends an admin request as a Call to an object of class `operator`. The object's name is the
+path of the request below /v1/admin.
+"""
 
 from __future__ import annotations
 
@@ -139,7 +143,7 @@ class AdminHandler:
             raise Forbidden(
                 "operators of this origin must not read the text of streams",
                 field="text",
-                hint="the setting origin.operator_text allows it",
+                hint="the setting origin.operator_text = true allows operators to read text",
             )
         log.info("operator.read", stream=stream.hex())
 

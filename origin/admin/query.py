@@ -32,8 +32,8 @@ def parse_body(kind: type[T], body: bytes) -> T:
 class Query:
     """The query parameters of a request.
 
-    Each of the other methods removes one parameter and returns its value. `done` is called last and
-    refuses the remaining parameters.
+    `text`, `word`, `number` and `flag` remove one parameter and return its value. `done` is called
+    last and refuses the parameters that are left.
     """
 
     def __init__(self, url: str) -> None:
@@ -63,11 +63,11 @@ class Query:
         return self.word(name, ("0", "1"), "0") == "1"
 
     def rest(self) -> dict[str, str]:
-        """Return all parameters that are left, which the caller checks."""
+        """Remove and return all parameters that are left; the caller must check their names."""
         given, self._given = self._given, {}
         return given
 
     def done(self) -> None:
-        """Raise CallerError for a parameter that was not read."""
+        """Raise CallerError if a parameter is left: no method has read it, so it is unknown."""
         for name in self._given:
             raise CallerError("unknown query parameter", code="unknown_field", field=name)

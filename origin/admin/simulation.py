@@ -1,7 +1,8 @@
 """Simulates policies of the warm pool over a trace, in a process of its own.
 
 `python -m tailrace.origin.admin.simulation` reads a request from standard input and answers on
-standard output, as JSON. A separate process keeps tokens from waiting for it.
+standard output, as JSON. The simulation has a process of its own, because it computes for seconds,
+in which the origin must continue to send tokens.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ HISTORY = "history"
 SIMULATION_TIMEOUT_S = 60.0
 """Timeout of a simulation in seconds."""
 MAX_GAPS = 200_000
-"""Maximum number of idle gaps of a simulated trace. Some policies decide about each gap in Python,
-which takes time."""
+"""Maximum number of idle gaps (times between two requests for a model) in a simulated trace. Some
+policies run Python code for each gap, so a longer trace would take too long."""
 MAX_POLICIES = 12
 SWEEP_TTLS = 40
 SHORTEST_TTL_S, LONGEST_TTL_S = 1.0, 86_400.0
@@ -45,9 +46,9 @@ PolicyName = Annotated[str, Field(max_length=40)]
 class SimulationRequest(BaseModel):
     """A request for a simulation.
 
-    `trace` is `history` or the name of a generated trace. Instead, `csv` may have the trace itself,
-    with columns model,arrival_s,duration_s. `days` is the length of a generated trace, or the
-    number of past days of the history to use.
+    `trace` is `history`, for the requests that this origin has recorded, or the name of a generated
+    trace. If `csv` is given, it is the trace instead, with columns model,arrival_s,duration_s.
+    `days` is the length of a generated trace, or the number of past days of the history to use.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -68,11 +69,14 @@ async def simulate(body: bytes, turn: asyncio.Lock, history: str | None = None) 
     """Return the cost of each requested policy, and of fixed TTLs. Raises CallerError.
 
     `history` is the file or database URL of this origin's history, if it has one. A simulation
-    occupies a core, so only one at a time may hold the lock `turn`; others are refused.
+    occupies a processor core, so only one may run at a time. It holds the lock `turn`; a request
+    that finds the lock held is refused.
     """
     request = parse_body(SimulationRequest, body)
     if request.trace == HISTORY and request.csv is None and history is None:
-        raise CallerError("this origin has no history", field="trace", hint="ledger.history_days")
+        raise CallerError(
+            "this origin has no history", field="trace", hint="set ledger.history_days above 0"
+        )
     told = json.dumps({"request": request.model_dump(), "history": history})
     if turn.locked():
         raise Overloaded("another simulation is under way", min_retry_ms=2_000)
@@ -106,7 +110,7 @@ async def simulate(body: bytes, turn: asyncio.Lock, history: str | None = None) 
 
 
 async def recorded(history: str, days: float) -> tuple[ArrivalTrace, float | None]:
-    """Return the arrivals in a history, and the typical duration in seconds of its loads."""
+    """Return the requests of the last `days` in a history, and the typical load time in seconds."""
     import time
 
     from tailrace.origin.pool.history import queries

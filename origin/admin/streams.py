@@ -1,8 +1,9 @@
-"""Streams of an origin for operators: lists of active and ended ones, and one stream in detail.
+"""Shows an origin's streams to operators: lists of active and ended streams, and one in detail.
 
 A page is a window of the sorted list, so that viewing ten thousand streams costs no more than
-viewing the fifty on screen. A request with the cursor of an earlier answer gets only the names of
-unchanged streams, and of ended streams only those that ended since.
+viewing the fifty on screen. A request may have the cursor of an earlier answer. It then gets only
+the id and the sort key of each stream that has not changed since that answer, and only the ended
+streams that ended since.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ TOLD = set(
 """Fields of a recipe that operators see without the right to read texts. This is a list of allowed
 fields, because a field that is added later may hold a user's words."""
 TURN = ("role", "content", "tool_calls", "tool_call_id")
-"""Names of the fields of a conversation's message, in the order in which recipes store them."""
+"""Field names of a chat message; a recipe stores only the values, in this order."""
 
 
 class LivePages:
@@ -105,19 +106,19 @@ class LivePages:
         }
 
     def live(self, stream: bytes) -> Document | None:
-        """Return the row of a stream that runs or waits here; None for any other stream."""
+        """Return the list row of a stream that runs or waits here; None for any other stream."""
         known = self._runs.table.by_id.get(stream)
         return None if known is None else self._row(known)
 
     def ended(self, stream: bytes) -> Document | None:
-        """Return the row of a stream that ended here recently; None for any other stream."""
+        """Return the list row of a stream that ended here recently; None for any other stream."""
         found = self._found(stream)
         return None if found is None else self._ended(found)
 
     def frame_ms(self, stream: bytes) -> Callable[[int], int | None]:
-        """Return a function from a frame's index to the time of its release here, in Unix ms.
+        """Return a function that maps a frame's index to the time of its release, in Unix ms.
 
-        The function returns None for a frame whose time is not known.
+        The function returns None if this origin does not know when the frame was released.
         """
         live, ended = self._runs.table.by_id.get(stream), self._found(stream)
         known = live or ended
@@ -132,7 +133,7 @@ class LivePages:
         return next((one for one in self._runs.table.ended if one.id == stream), None)
 
     def _since(self, cursors: str) -> int:
-        """Return the revision in this origin's cursor, or -1 if it is missing.
+        """Return the revision that the client saw last, or -1 if it has no cursor of this origin.
 
         `cursors` is a comma-separated list with the cursors of several origins.
         """
@@ -199,7 +200,7 @@ def encoded(document: Document) -> bytes:
 
 
 async def stored_document(ledger: Ledger, info: StreamInfo) -> Document:
-    """Return a stored stream without the texts of prompt and output."""
+    """Return the facts about a stored stream, without the texts of its prompt and output."""
     recipe = Recipe.model_validate_json(info.recipe)
     record = None
     if info.ended:
@@ -240,7 +241,7 @@ def prompt_document(info: StreamInfo, reader: PromptReader | None) -> Document:
 
 
 def _settings(recipe: Recipe) -> Document:
-    """Return the fields of a recipe that hold no texts; of the prompt only its hash and length."""
+    """Return the fields of a recipe without texts; the prompt is shown as its hash and length."""
     told = recipe.model_dump(mode="json", include=TOLD)
     told["prompt_tokens"] = len(recipe.prompt_ids)
     told["format"] = None if recipe.format is None else recipe.format[0]

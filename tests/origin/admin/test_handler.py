@@ -170,7 +170,7 @@ async def test_a_stream_is_told_without_its_prompt_unless_that_is_asked_for_and_
         refused = await strict.ask(f"streams/{A.hex()}{asked}")
         assert (refused["code"], refused["hint"]) == (
             "missing_right",
-            "the setting origin.operator_text allows it",
+            "the setting origin.operator_text = true allows operators to read text",
         )
     assert (await strict.ask(f"streams/{A.hex()}"))["id"] == A.hex()
 
