@@ -33,16 +33,19 @@ class CallOutlet(Outlet, Protocol):
         """Send bytes after everything else that the link has to send."""
 
     def release(self, size: int) -> None:
-        """Release the `size` bytes of a Call's body; called once for each Call."""
+        """Subtract the `size` bytes of a Call's body from the memory in use; called once per Call.
+
+        A link refuses further Calls while the bodies of its unanswered Calls take too much memory.
+        """
 
 
 class CallRun(Generic[C]):
-    """One Call in progress. It holds at most the part of the body that waits for credit."""
+    """One Call in progress. The body of a streamed answer is read in parts, as credit allows."""
 
     def __init__(self, outlet: CallOutlet, corr: int, call: C) -> None:
         self._outlet = outlet
         self._corr = corr
-        self._call: C | None = call  # None once the object has answered
+        self._call: C | None = call  # None once the object has answered, to free the request's body
         self._safe = call.method in SAFE_METHODS
         self._head = call.method == "HEAD"
         # counts Body frames: those sent so far, and those that the edge's credit allows
@@ -52,7 +55,10 @@ class CallRun(Generic[C]):
         self._detached = False
 
     async def run(self, handle: Callable[[C], Awaitable[ObjectResponse]]) -> None:
-        """Carry out the Call and send its answer; raises what `handle` or the body raises."""
+        """Carry out the Call and send its answer.
+
+        Raises the errors of `handle`, and errors while the body of the answer is read.
+        """
         self._task = asyncio.current_task()
         call = self._call
         assert call is not None, "a Call runs once"
@@ -73,8 +79,8 @@ class CallRun(Generic[C]):
     def detach(self) -> None:
         """Stop sending, because the edge no longer wants the answer.
 
-        A request that only reads is cancelled. One that may change something is completed, because
-        a half-finished change would be worse.
+        A request that only reads is cancelled. A request that may change something is completed,
+        because a half-finished change would be worse.
         """
         self._detached = True
         may_stop = self._safe or self._call is None
@@ -103,7 +109,7 @@ class CallRun(Generic[C]):
         self._outlet.closed(self._corr)
 
     def _length(self, response: ObjectResponse, length: int) -> tuple[Header, ...]:
-        """Return a Content-Length header, or nothing if it is already set or not allowed."""
+        """Return a Content-Length header, or no header if it is already set or not allowed."""
         if response.header("content-length") is not None:
             return ()
         if response.status in NO_CONTENT or (self._head and not length):

@@ -94,9 +94,10 @@ class Feed:
             self._reading.cancel()
 
     def _reach(self, released: int) -> int:
-        """Return the index before which the reader has all frames, or is sent them at once.
+        """Return the index before which the reader will have all frames after the next release.
 
-        Frames before `released` are released now.
+        The next release covers the frames before `released`. A reader that is up to date and has
+        credit is sent them at once, so the stored usage of an ending stream counts them already.
         """
         window, tail = self._window, self._tail
         is_at_tip = tail is not None and self._reading is None and window.next >= tail.released
@@ -142,7 +143,7 @@ class Feed:
             self._was_at_tip = True
             self._send(frames)
             if window.next == released and self._stop_at is None:
-                return  # all released frames were sent: save another pass through the loop
+                return  # all released frames were sent, so another pass would send nothing
 
     def _wait_for(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
         self._reading = asyncio.create_task(self._guard(work))
@@ -176,7 +177,7 @@ class Feed:
             self._close(b"")
 
     async def _begin_at_tip(self, stream: bytes) -> None:
-        """Begin a feed whose reader already has all frames; if the stream has ended, close it."""
+        """Begin a feed whose reader already has all frames; close it if the stream has ended."""
         info = await self._ledger.info(stream)
         if info.ended and self._window.next >= info.next_index:
             self._close(encode(status(info), self._corr))

@@ -79,7 +79,8 @@ HELLO_S = 10.0
 """Timeout in seconds for the greeting, counted from the start of the connection."""
 LONGEST_LOOK_S = 6.0
 """Maximum seconds that one check may add to an edge's silence, so that time in which this process
-was stalled does not count. It is a little more than the interval between checks."""
+was stalled does not count as silence. The value is a little more than the interval between two
+checks."""
 TCP_NOTSENT_LOWAT = 25
 """Linux's number of this socket option, which Python's `socket` defines from 3.12 on."""
 
@@ -116,10 +117,10 @@ class EdgeLink(asyncio.Protocol):
         self._feeds: dict[int, Feed] = {}
         self._calls: dict[int, CallRun[Any]] = {}
         self._answers: set[int] = set()  # correlation ids of Cancels and Steers in progress
-        self._carried_out: dict[int, asyncio.Task[None]] = {}  # unanswered requests, by corr
-        self._detached = 0  # number of requests without an answer whose corr was detached
+        self._carried_out: dict[int, asyncio.Task[None]] = {}  # tasks of open requests, by corr
+        self._detached = 0  # number of requests that still run although the edge detached them
         self._backlog: deque[bytes] = deque()  # frames that have arrived and are not handled yet
-        self._is_due = False  # True if the next part of the backlog is scheduled
+        self._is_due = False  # True while a call of `_handle_backlog` is scheduled
         self._held_bytes = 0  # body bytes of unanswered Calls, including detached ones
         self._tasks: set[asyncio.Task[None]] = set()
         self._out: list[bytes] = []
@@ -147,8 +148,9 @@ class EdgeLink(asyncio.Protocol):
         self._transport = None
         if self._deadline is not None:
             self._deadline.cancel()
-        # Requests in progress are completed. A stream that was created must also be started, or its
-        # idempotency key would lead to a stream that never runs.
+        # Requests in progress are completed without their link. For example, a stream that was
+        # created must also be started, or its idempotency key would lead to a stream that never
+        # runs.
         for sender in self._senders():
             sender.detach()
         self._feeds.clear()
@@ -259,7 +261,7 @@ class EdgeLink(asyncio.Protocol):
         return self._transport is None or self._transport.is_closing()
 
     def described(self) -> dict[str, object]:
-        """Return the peer and its open requests, for operators."""
+        """Return the peer's address, its software and its number of requests, for operators."""
         peer = None if self._transport is None else self._transport.get_extra_info("peername")
         return {
             "address": ":".join(map(str, peer[:2])) if isinstance(peer, tuple) else None,
@@ -406,7 +408,8 @@ class EdgeLink(asyncio.Protocol):
     def _feed(self, corr: int, wanted: Open | Resume | Renew, *, follow: bool = True) -> Feed:
         """Create the feed for a correlation id.
 
-        This happens before the stream is known, because Credit may arrive earlier.
+        The feed is created before the stream is looked up, because Credit for the feed may arrive
+        in the meantime.
         """
         self._check_free(corr)
         window = Window.starting(wanted.start, wanted.credit, credit_bytes=wanted.credit_bytes)
@@ -485,7 +488,7 @@ class EdgeLink(asyncio.Protocol):
         task.add_done_callback(partial(self._done, corr))
 
     def _carries_out(self, corr: int) -> bool:
-        """Return True if the current task may answer `corr`: the edge has not detached it."""
+        """Return True if the current task may answer `corr`, which the edge has not detached."""
         return self._carried_out.get(corr) is asyncio.current_task()
 
     async def _guard(self, corr: int, work: Coroutine[None, None, None]) -> None:
@@ -523,7 +526,7 @@ class EdgeLink(asyncio.Protocol):
 def _other_schema() -> SchemaMismatch:
     return SchemaMismatch(
         "the first frame must be a Hello of this schema",
-        hint=f"schema {SCHEMA_HASH.hex()}; run the same version at both ends",
+        hint=f"this origin has schema {SCHEMA_HASH.hex()}; run the same version at both ends",
     )
 
 

@@ -45,8 +45,8 @@ def asking(tag: int) -> Callable[[type[F]], type[F]]:
 class ObjectCall(Frame):
     """A request to an object that the other origin runs; it is answered like a Call.
 
-    It comes from a client, or from another object if it has an `operation`. It does not name the
-    caller, because the sending origin has already checked the caller's rights.
+    The request comes from a client or, if `operation` is set, from another object. The frame does
+    not name the caller, because the sending origin has already checked the caller's rights.
     """
 
     object: str

@@ -1,10 +1,10 @@
 """Requests to objects that other origins run, sent over a link as an edge would.
 
 Each object on a shared ledger has one origin that runs it. If that origin cannot be reached, the
-request is retried until the origin's lease has lapsed, and then this origin takes the object over.
-The unreachable origin may still be alive, because of a wrong address or a network partition. Then
-its objects are taken from it as they are requested. Fencing rejects its late writes, so this may
-fail a request, but loses no data.
+request is retried until the origin's lease has expired, and then this origin takes the object over.
+The unreachable origin may still be alive and renew its lease, behind a wrong address or a network
+partition. Then this origin takes over each object that is requested, after PEER_OUTAGE_S. Fencing
+rejects late writes of the other origin, so a takeover may fail a request, but loses no data.
 """
 
 from __future__ import annotations
@@ -59,21 +59,21 @@ PEER_RETRY_S = 0.1
 WINDOW_BODIES = 64
 """Maximum number of Body frames in flight for one answer of another origin."""
 WINDOW_BODY_BYTES = 1 << 20
-"""Maximum bytes of Body frames in flight for one answer. Also the maximum size in bytes of a body
-that is read as a whole before it is passed on."""
+"""Maximum bytes of Body frames in flight for one answer. An answer's body of known length up to
+this is read as a whole before it is passed on."""
 PEER_OUTAGE_S = 6.0
 """Seconds for which an origin may be unreachable before its objects are taken from it; usually
 longer than its lease."""
 
 ALIVE = encode(Heartbeat(0, ready=True, patience_ms=round(PEER_SILENCE_S * 1000)))
-"""Answer to each Heartbeat of the other origin."""
+"""The encoded Heartbeat that answers each Heartbeat of the other origin."""
 
 log = structlog.get_logger("origin")
 
 
 @dataclass(frozen=True, slots=True)
 class PeerTransport:
-    """Transport by which the origins of one ledger reach each other; all use the same.
+    """Transport by which the origins of one ledger reach each other; all of them use the same one.
 
     With `secrets` an origin proves that it belongs to the ledger (`TokenKeys.peer_secrets`).
     """
@@ -88,7 +88,7 @@ ALONE = PeerTransport(TCP, Credentials("origin.link"), (secrets.token_bytes(MAC_
 
 
 class Outages:
-    """Measures how long each address has been unreachable. Every `now` is seconds of one clock.
+    """Measures how long each address has been unreachable. `now` is a time in seconds by one clock.
 
     Failures further apart than `PEER_OUTAGE_S` count as two outages, because the address may have
     been reachable between them.
@@ -137,7 +137,8 @@ class Peers:
     ) -> ObjectResponse | None:
         """Return the answer of the origin that runs the object.
 
-        The result is None if the caller must look the object up again: it may run here by now.
+        The result is None if the caller must look the object up again, because the object may run
+        at this origin by now.
         """
         if request.operation in self._here:
             await self._seize(key)
@@ -181,7 +182,7 @@ class Peers:
         return link
 
     async def _wait_for(self, address: str, key: ObjectKey) -> None:
-        """Wait a moment; after an outage of PEER_OUTAGE_S, take the object from its origin."""
+        """Wait before a retry; take the object over if its origin is unreachable for too long."""
         now = asyncio.get_running_loop().time()
         if self._outages.failed(address, now) < PEER_OUTAGE_S:
             await asyncio.sleep(PEER_RETRY_S)
@@ -208,7 +209,7 @@ class PeerLink(asyncio.Protocol):
     """One connection to another origin, shared by many Calls."""
 
     def __init__(self, shown: tuple[bytes, ...]) -> None:
-        """Create a link without a connection; `shown` are `PeerTransport.secrets`."""
+        """Create a link without a connection. `shown` has the `secrets` of `PeerTransport`."""
         self._handshake = Handshake(Side.EDGE, *shown, shared=PEER)
         self._is_hello_heard = False
         self.greeted = asyncio.Event()
@@ -227,8 +228,8 @@ class PeerLink(asyncio.Protocol):
     async def call(self, key: ObjectKey, request: ObjectRequest) -> ObjectResponse:
         """Send a request and return its answer; raises the error of a StreamError.
 
-        A small body of known length is returned whole. Any other is passed on as it arrives, and
-        must be read to its end or closed.
+        A small body of known length is returned as bytes. Any other body is an iterator over its
+        parts as they arrive; the caller must read it to its end or close it.
         """
         corr = next(self._corrs)
         call = self._calls[corr] = PeerCall(self, corr)
@@ -277,7 +278,7 @@ class PeerLink(asyncio.Protocol):
         self._write(encode(Credit(window.limit, window.limit_bytes), corr))
 
     def leave(self, corr: int, *, has_ended: bool) -> None:
-        """Forget a Call; one that has not ended is detached, so that the other origin frees it."""
+        """Forget a Call; if it has not ended, detach it, so that the other origin frees it."""
         if self._calls.pop(corr, None) is not None and not has_ended:
             self._write(encode(Detach(), corr))
 
