@@ -33,7 +33,7 @@ from tailrace.kernels.processes import ProcessError, Processes
 MAX_JOBS = 16
 """Maximum number of compiler processes; each takes about 300 MB of memory."""
 _FILE_CHARS = 150
-"""Triton cuts a kernel's name to this many characters in the file names of its cache."""
+"""Number of characters to which Triton cuts a kernel's name in the file names of its cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +148,8 @@ def compile_ahead(
 ) -> int:
     """Compile those of `wanted` that Triton's cache lacks, and return how many it lacked.
 
-    Calls `progress(done, total)` with 0 at the start and after each compilation, but not if the
-    cache lacks none. Raises ProcessError with the compiler's last lines of output.
+    If the cache lacks any, `progress(done, total)` is called before the first compilation and after
+    each one. Raises ProcessError with the compiler's last lines of output.
     """
     missing = [one for one in wanted if not one.is_cached]
     if not missing:

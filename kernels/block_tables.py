@@ -27,7 +27,8 @@ _UNWRITTEN = -1
 @dataclass(slots=True)
 class _Held:
     pages: Sequence[int]
-    """The list itself. While it is referenced here, no other list can have the same `id`."""
+    """The list of pages. This reference keeps it alive, so that no other list can get the same
+    `id`."""
     slot: int
     count: int
     """Number of this list's pages that are on the device; _UNWRITTEN if the slot still holds the
@@ -44,7 +45,7 @@ class BlockTables:
     """
 
     def __init__(self, slots: int, pages: int, device: torch.device) -> None:
-        # The one additional cell takes the writes of padding entries.
+        # One cell more than the tables have: padding entries write to it.
         self._cells = torch.full((slots * pages + 1,), NO_PAGE, dtype=torch.int32, device=device)
         self.tables = self._cells[:-1].view(slots, pages)
         self.padding = slots * pages

@@ -4,8 +4,8 @@ A BitNet decoder can compute a single row with three launches per layer (`kernel
 
 A row is one token of one sequence. `decode` takes rows of distinct sequences. `replay` takes any
 rows, also several of one sequence, and gives each the same bits as `decode`. `prefill` takes chunks
-of prompts. All of them store the keys and values of their rows and return the hidden rows. No call
-allocates memory or waits for the device, so that it can be captured in a CUDA graph.
+of prompts. All three store the keys and values of their rows and return the hidden rows. They
+neither allocate memory nor wait for the device, so that a call can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -99,12 +99,12 @@ class Decoder:
     table: the embedding, bf16, fp16 or fp32 [vocab, hidden]. layers, ropes and cache: one of each
     per layer. max_length: maximum positions of a sequence. step_rows: maximum rows that are
     decoded, or whose logits are computed, at a time; default max_rows. Buffers for long contexts
-    and large vocabularies take memory in proportion to it. dependent: launches of a step may begin
-    while earlier ones still run (`kernels.dependent_triton`), with the same bits; `embed` is the
-    ordinary launch at the head of each chain. fused: steps of one row compute two linears in each
-    launch (`kernels.fused_layers`), with the same bits, if the layers are ternary and all programs
-    of such a launch are resident on the GPU at once. Raises ValueError for parts that do not fit
-    each other.
+    and large vocabularies take memory in proportion to step_rows. dependent: launches of a step may
+    begin while earlier ones still run (`kernels.dependent_triton`), with the same bits; `embed` is
+    the ordinary launch at the head of each chain. fused: steps of one row compute two linears in
+    each launch (`kernels.fused_layers`), with the same bits, if the layers are ternary and all
+    programs of such a launch are resident on the GPU at once. Raises ValueError for parts that do
+    not fit each other.
     """
 
     def __init__(

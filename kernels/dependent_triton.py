@@ -25,8 +25,8 @@ chain began. Attention that writes a step's own tokens may also read earlier pos
 (WRITTEN_BEFORE), since its chain writes no other keys and values of its layer. `prefetch` is
 correct for any address: it loads into L2, where multiprocessors see each other's stores. A launch
 without the flag is ordinary: it starts after all earlier ones have ended, and is the head of the
-next chain. A dependent launch that follows a copy or a graph also starts only after it has ended,
-and is the head of a chain, too.
+next chain. A dependent launch that follows a copy or a graph starts only after that copy or graph
+has ended, and is the head of a chain, too.
 
 The interpreter lacks these instructions. `make aot` checks that each dependent launch contains both
 instructions, and that before the wait it reads only the arguments named above and writes nothing.

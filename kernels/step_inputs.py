@@ -171,7 +171,7 @@ class PrefillInputs:
 
 
 def aligned(count: int) -> int:
-    """Return `count` rounded up, so that an int32 column after `count` numbers is aligned."""
+    """Return `count` rounded up, so that a column that follows `count` int32 numbers is aligned."""
     return count + -count % (ALIGNED_BYTES // torch.int32.itemsize)
 
 

@@ -8,7 +8,8 @@ FIRST_VERSION = (3, 6)
 LAST_VERSION = (3, 7)
 """Last minor version of Triton that every kernel was compiled with; FIRST_VERSION is the first.
 
-Compiling ahead of time (`kernels.ahead`) relies on how these versions name what they cache.
+Compiling ahead of time (`kernels.ahead`) relies on the names that these versions give to the files
+in their cache.
 """
 
 

@@ -9,8 +9,9 @@ from torch import Tensor
 class UploadBuffer:
     """int32 numbers for a captured graph, with two pinned host buffers that are used alternately.
 
-    There are two, because the next step is filled in while the copy of the step before may not have
-    begun. there: int32 [size] on the device, at an address that never changes.
+    There are two, because the numbers of the next step are filled in while the copy for the
+    previous step may not even have begun. there: int32 [size] on the device, at an address that
+    never changes.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:

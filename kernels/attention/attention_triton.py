@@ -3,10 +3,10 @@
 For each KV head, a row's pages are divided among at most MAX_SPLITS programs (`splits_triton`); up
 to 2,048 positions that is one page per program. The query heads of a group share what their program
 reads. A program of a dependent launch requests its first page before it waits for the preceding
-launches, so that the page is in shared memory when the queries are computed. It may do so because
-positions before the step's own were written by earlier chains of launches. The softmax begins with
-the row's own token, whose key and value are in registers, so a program reads nothing that the same
-launch writes.
+launches, so that the page is in shared memory when the queries are computed. This early read is
+safe, because positions before the step's own were written by earlier chains of launches. The
+softmax begins with the row's own token, whose key and value are in registers, so a program reads
+nothing that the same launch writes.
 
 The speed for long rows is limited by the bytes in flight: 4.3 TB/s over 132 multiprocessors is 33
 bytes per ns each, so with a memory latency of 1 us under load a multiprocessor must have 33 KB

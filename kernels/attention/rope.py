@@ -49,8 +49,8 @@ class Rope:
         """Norm heads, fp32 [T, heads, D], if `weight` is given; then rotate to positions [T].
 
         The result has the same bits as that of every kernel: two products, each rounded, and their
-        sum. `apply_rope` is no reference for them, since on some processors torch fuses one product
-        with the sum.
+        sum. `apply_rope` is no reference for the kernels, since on some processors torch fuses one
+        product with the sum.
         """
         normed = heads if weight is None else order_free_rms_norm(heads, weight, self.eps)
         swapped = normed.roll(heads.shape[-1] // 2, -1)
@@ -61,7 +61,7 @@ class Rope:
 def rope_table(
     positions: int, head_dim: int, theta: float, scaling: RopeScaling | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the rotation factors of positions 0 .. positions-1; computed once per model.
+    """Compute the rotation factors of positions 0 .. positions-1, which a model needs only once.
 
     Returns (cos, sin), both fp32 [positions, head_dim]. Columns d and d + head_dim/2 rotate by the
     angle position * frequency d of `rope_frequencies`; both include YaRN's attention factor. The

@@ -318,7 +318,7 @@ SHAPES = ATTENTION_SHAPES
 
 
 def dependent_too(shape: DecoderShape) -> tuple[bool, ...]:
-    """Return the values of `dependent` to compile: False, for shapes of real models also True."""
+    """Return the values of `dependent` to compile: False, and also True for real models' shapes."""
     return (False, True) if shape in REAL_SHAPES else (False,)
 
 

@@ -16,8 +16,8 @@ from tailrace.kernels.launch import INTERPRETED, next_power_of_2
 from tailrace.kernels.rows.rounding_triton import rounded
 
 DOT_TYPES = {torch.float32: tl.float32}
-"""Type of the operands of products by the cache's type. For all types that are not listed it is
-bf16, which can hold their numbers exactly."""
+"""Maps the cache's type to the type of the operands of products. All types that are not listed use
+bf16, which holds each of their numbers exactly."""
 
 
 @triton.jit

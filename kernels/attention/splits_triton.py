@@ -65,7 +65,7 @@ class DecodeWorkspace:
 
 
 def splits_of(max_length: int) -> int:
-    """Return the maximum programs per KV head for rows of up to `max_length` positions."""
+    """Return the maximum number of programs per KV head for rows of `max_length` positions."""
     return min(-(-max_length // PAGE_TOKENS), MAX_SPLITS)
 
 

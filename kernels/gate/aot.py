@@ -1,12 +1,12 @@
 """The ahead-of-time gate: compiles every kernel at its real shapes for sm_90 and checks it.
 
 `python -m tailrace.kernels.gate.aot` needs no GPU. For sm_80, sm_89, sm_100 and sm_120 it compiles
-a sample: of each kernel that needs more than 48 KiB of shared memory the variant that needs most,
-and one of the other kernels of each folder that multiply with the same instructions. The
-architectures get these kernels in rotation, so that each is compiled for at least one of the four.
-`--every` compiles all. On these architectures a kernel may spill a few registers, up to a limit in
-`kernels.gate.targets`. If Triton's ptxas does not know an architecture, a warning on standard error
-names it.
+a sample of the variants. A kernel that needs more than 48 KiB of shared memory is compiled for each
+of the four, in the variant that needs most. Of the other kernels of a folder that multiply with the
+same instructions, each architecture gets one, in rotation, so that every kernel is compiled for at
+least one of the four. `--every` compiles all variants. On these architectures a kernel may spill a
+few registers, up to a limit in `kernels.gate.targets`. If Triton's ptxas does not know an
+architecture, a warning on standard error names it.
 
 The gate fails on a kernel that does not compile, spills registers, adds floats atomically, lacks an
 instruction that it was written for, needs more shared memory than the machine has, or that is
@@ -77,7 +77,7 @@ class _Compiler:
 
 
 def grouped(variants: list[Described], only: str, arch: int) -> list[list[int]]:
-    """Group the indices of identical variants of an architecture whose name contains `only`."""
+    """Group the indices of an architecture's identical variants whose names contain `only`."""
     chosen: dict[str, list[int]] = {}
     wanted = [
         (place, variant)

@@ -14,11 +14,11 @@ MAX_LAUNCHES = 5
 TERNARY_LINEAR = " ternary gemv rows=1"
 """Suffix of the names of the variants to which MAX_BARRIERS and MAX_INSTRUCTIONS apply."""
 MAX_BARRIERS, MAX_INSTRUCTIONS = 8, 500
-"""Maximum barriers and instructions of a ternary linear after its wait for earlier launches. Their
-time is not hidden by an earlier launch, so it adds to the step's."""
+"""Maximum number of barriers and of instructions of a ternary linear after its wait for earlier
+launches. No earlier launch hides their time, so each of them makes the step longer."""
 OWN_WRITTEN = " write"
 """Suffix of the names of attention variants that also write the step's own tokens to the cache.
-They may read older tokens before the wait."""
+They may read older tokens before they wait for earlier launches."""
 EIGHT_ROWS = (
     *("norm hidden int8 rows=8", "qkv ternary gemm rows=8"),
     *("norm queries int8 rows=8", "o ternary gemm rows=8"),
@@ -30,8 +30,8 @@ ternary linears of one row."""
 PAIR = " ternary pair rows=1"
 """Suffix of the names of variants that compute two linears, with a barrier of all programs."""
 MAX_EIGHT_ROWS = 1.3
-"""Maximum instructions after the waits of the launches EIGHT_ROWS, as a multiple of those of the
-linears for one row."""
+"""Maximum number of instructions that the launches EIGHT_ROWS run after their waits for earlier
+launches, as a multiple of those of the linears for one row."""
 
 PRODUCTS = {"HGMMA", "HMMA", "IGMMA", "IMMA", "IDP.4A"}
 """Instructions of sm_90 that multiply matrices, or four pairs of bytes."""
@@ -39,7 +39,7 @@ COMMON_SHARED_BYTES = 48 << 10
 """Bytes of shared memory that every GPU gives a program."""
 
 Identity = tuple[str, str]
-"""Module and name of a variant without its kind of launch."""
+"""Module and name of a variant; its ordinary and its dependent launch have the same identity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Compiled:
 
 
 def identity(use: dict[str, Any]) -> Identity:
-    """Return a variant's module and name, equal for its dependent twin and on all architectures."""
+    """Return a variant's identity, which its dependent twin shares, on every architecture."""
     return use["module"], use["name"].removesuffix(" dependent")
 
 
@@ -180,11 +180,11 @@ class Gate:
         return totals
 
     def behind_wait(self, what: str) -> dict[str, int]:
-        """Return the counts after the wait by variant name, for the launches of a layer.
+        """Return how many barriers or instructions each variant has after its wait, by its name.
 
-        what: `barriers` or `instructions`. The launches are those of steps of 1 and 8 rows. A
-        variant that shares the machine code of its dependent twin has that code's counts; without
-        such a twin it has 0.
+        what: `barriers` or `instructions`. Only variants that a layer launches in steps of 1 or 8
+        rows are counted. A variant that shares the machine code of its dependent twin has the count
+        of that code; without such a twin it has 0.
         """
         return {
             use["name"]: compiled.code[f"{what}_behind_wait"]
@@ -214,8 +214,8 @@ class Gate:
     def eight_rows(self) -> float:
         """Return the instructions after the waits for 8 rows, as a multiple of those for one row.
 
-        Only a layer's linears and norms are counted. The result is the maximum over all shapes.
-        Shapes of which not all launches were compiled do not count; it is 0 if none counts.
+        Only a layer's linears and norms are counted. The result is the maximum over all shapes. A
+        shape counts only if all of its launches were compiled; the result is 0 if no shape counts.
         """
         counts = self.behind_wait("instructions")
         found = [0.0]

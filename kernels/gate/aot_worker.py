@@ -68,9 +68,9 @@ def kernel_modules(package: str) -> list[ModuleType]:
 def planned(modules: list[ModuleType], target: Target = SM_90) -> Iterator[Planned]:
     """Yield the variants of all modules that a target runs.
 
-    They are for the module's SHAPES, or for REAL_SHAPES if it has none. A module without `variants`
-    has only device functions and is skipped. If plans depend on a GPU's limits, they get those of
-    the target.
+    A module's variants are for its SHAPES, or for REAL_SHAPES if it has none. A module without
+    `variants` has only device functions and is skipped. If plans depend on a GPU's limits, they get
+    those of the target.
     """
     for module in modules:
         if not hasattr(module, "variants"):

@@ -44,8 +44,8 @@ _ATOMIC = re.compile(r"(?:ATOM[GS]?|REDG?|UTMAREDG|UBLKRED)\..*(?:\bB?F(?:16|32|
 # Matches EXIT, and stores and atomics that other programs can see: not those to shared or local
 # memory (STS, STL, ATOMS).
 _ENDS_OR_WRITES = re.compile(r"(?:EXIT|STG?|ATOMG?|REDG?|UTMASTG|UTMAREDG|UBLKRED|UBLKCP)\b")
-# Both match Triton's intermediate code (TTIR). _MADE: a value, and the first operand of the
-# operation that makes it. _READ: the pointer of a load.
+# Both match Triton's intermediate code (TTIR). _MADE matches a value, and the first operand of the
+# operation that makes this value. _READ matches the pointer of a load.
 _MADE = re.compile(r"%(\w+) = [\w.]+ %(\w+)")
 _READ = re.compile(r"\btt\.load %(\w+)")
 # Matches atomic additions of floats in TTIR. Machine code may hide them: for a GPU without this
@@ -309,5 +309,5 @@ def float_atomics(opcodes: list[str]) -> int:
 
 
 def float_additions(ttir: str) -> int:
-    """Return the number of atomic additions of floats in TTIR, even if the machine lacks them."""
+    """Return the number of atomic additions of floats in TTIR, also if the GPU lacks them."""
     return len(_FLOAT_ADDITION.findall(ttir))

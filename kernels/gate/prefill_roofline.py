@@ -53,7 +53,10 @@ def tensor_share(columns: int) -> float:
 def float_linear(
     shape: DecoderShape, step: str, rows: int, columns: int, per_program: int
 ) -> Operation:
-    """Return a bf16 linear of a layer. Its input is bf16 if a norm comes before it, else fp32."""
+    """Return a layer's bf16 linear as an operation.
+
+    Its input is bf16 if a norm comes before the linear, else fp32.
+    """
     out, inputs = shape.linears[step]
     plan = plan_linear(out, inputs, 2, gated=step == "gate_up")
     x_bytes = 2 if step in ("qkv", "gate_up") else 4
@@ -68,7 +71,7 @@ def float_linear(
 
 
 def ternary_linear(shape: DecoderShape, step: str, rows: int) -> Operation:
-    """Return a ternary linear of rows that are int8 already."""
+    """Return a ternary linear, whose input rows are int8 already, as an operation."""
     outs, inputs, epilogue = bitnet_linears(shape)[step]
     packed_rows = sum(outs) // 4
     tiles = math.ceil(packed_rows / TILE_PACKED)
@@ -83,20 +86,26 @@ def ternary_linear(shape: DecoderShape, step: str, rows: int) -> Operation:
 
 
 def norm(shape: DecoderShape, width: int, rows: int) -> Operation:
-    """Return a norm that reads fp32 and stores bf16, or int8 and a factor per row."""
+    """Return a norm as an operation.
+
+    It reads fp32, and stores bf16, or int8 and a factor per row.
+    """
     element = 1 if shape.family is Family.BITNET else 2
     moved = rows * width * (4 + element) + 4 * width
     return Operation(f"{shape.name}.norm of {width} rows={rows}", moved)
 
 
 def rope_write(shape: DecoderShape, rows: int) -> Operation:
-    """Return the launch that rotates queries and keys, and stores keys and values in bf16."""
+    """Return the launch of the same name in `rope_triton` as an operation.
+
+    It rotates queries and keys, and stores keys and values in bf16.
+    """
     moved = rows * (4 * (2 * shape.queries + 2 * shape.keys) + 2 * 2 * shape.keys)
     return Operation(f"{shape.name}.rope_write rows={rows}", moved)
 
 
 def attention(shape: DecoderShape, start: int, rows: int) -> Operation:
-    """Return prefill attention for `rows` rows of one sequence, from position `start` on.
+    """Return prefill attention as an operation, for `rows` rows of one sequence from `start` on.
 
     A program computes one query head for the rows of one page, and reads all pages up to that one.
     """

@@ -72,7 +72,7 @@ def clocks(variant: Variant, instructions: int) -> float:
 
 
 def linears(shape: DecoderShape, variants: list[Variant]) -> dict[str, Operation]:
-    """Return all planned linears and LM heads of up to MAX_ROWS rows, by name without the shape."""
+    """Return each planned linear and LM head as an operation, by its name without the shape."""
     found: dict[str, Operation] = {}
     sizes = {**shape.linears, "head": (shape.vocab, shape.hidden)}
     for variant in variants:
@@ -101,7 +101,7 @@ def peak_of(variant: Variant) -> float:
 
 
 def attention(shape: DecoderShape, rows: int, length: int) -> Operation:
-    """Return decode attention of `rows` sequences over a bf16 cache."""
+    """Return the decode attention of `rows` sequences, over a bf16 cache, as an operation."""
     cached = rows * length * 2 * shape.keys * KV_BYTES
     vectors = rows * 4 * (2 * shape.queries + 2 * shape.keys)
     return Operation(
@@ -112,7 +112,7 @@ def attention(shape: DecoderShape, rows: int, length: int) -> Operation:
 
 
 def sampling(shape: DecoderShape, variants: list[Variant], rows: int = 1) -> Operation:
-    """Return the sampler's launches without masks, with the bytes of one row times `rows`."""
+    """Return the sampler's launches as one operation, without masks and with `rows` rows' bytes."""
     own = [v for v in variants if v.name.startswith(f"{shape.name}.sampl") and _single(v)]
     return Operation(
         f"{shape.name}.sample rows={rows}",
@@ -147,7 +147,7 @@ def layer(
 
 
 def head(shape: DecoderShape, variants: list[Variant], int8: bool, rows: int) -> Operation:
-    """Return the LM head, with a separate norm if there is more than one row.
+    """Return the LM head as one operation, which includes a norm if there is more than one row.
 
     For 2 to 16 rows the bytes moved are interpolated between those of 1 and of 16 rows.
     """
@@ -183,7 +183,10 @@ def step(
 
 
 def pair(variant: Variant, behind: Mapping[str, int]) -> Operation:
-    """Return a launch of two ternary linears, whose halves have different numbers of programs."""
+    """Return a launch of two ternary linears as one operation.
+
+    The two halves of the launch have different numbers of programs.
+    """
     constants, second = variant.constants, behind.get(variant.name + BEHIND_BARRIER, 0)
     first = behind.get(variant.name, 0) - second
     return Operation(
@@ -260,7 +263,10 @@ class Measured:
         return cls(us, float(found.get("copy_tb_s", COPY_TB_S)), title)
 
     def share(self, operation: Operation) -> float | None:
-        """Return the share of the copy bandwidth that was reached; None if it was not measured."""
+        """Return the share of the copy bandwidth that an operation reached.
+
+        None if the operation was not measured.
+        """
         us = self.us.get(operation.name)
         return operation.floor_us(self.copy_tb_s) / us if us else None
 
@@ -268,8 +274,8 @@ class Measured:
 def read_behind(path: Path) -> dict[str, int]:
     """Return the counts `behind_wait` and `behind_barrier` of a file with `make aot`'s output.
 
-    They are in its last line. Names of `behind_barrier` get the suffix BEHIND_BARRIER. Raises
-    ValueError if the line has no `behind_wait`.
+    Both are in the file's last line. Names of `behind_barrier` get the suffix BEHIND_BARRIER.
+    Raises ValueError if the line has no `behind_wait`.
     """
     lines = path.read_text("utf-8").splitlines()
     found = json.loads(lines[-1]) if lines else None

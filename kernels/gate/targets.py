@@ -19,7 +19,7 @@ FP8_ARCH = 89
 DEPENDENT_ARCH = 90
 """First architecture with programmatic dependent launch."""
 TOOL_SECONDS = 10
-"""Timeout in seconds for asking ptxas which architectures it knows."""
+"""Timeout in seconds for the call of ptxas that lists the architectures it knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Target:
     arch: int
     """Number of the architecture: 90 for sm_90."""
     instructions: Mapping[str, tuple[str, ...]]
-    """Instructions of this architecture by the instruction of sm_90 whose work they do. An
+    """Maps an instruction of sm_90 to the instructions that do its work on this architecture. An
     instruction that is not in the table has the same name on both architectures."""
     spill_bytes: int
     """Maximum bytes of spills of one kernel; a kernel with more fails the gate."""
@@ -88,7 +88,7 @@ TARGETS = {target.arch: target for target in (SM_90, *OTHERS)}
 def is_known(arch: int) -> bool:
     """Return True if the ptxas that Triton would use compiles for this architecture.
 
-    It is also False if Triton ships no ptxas for the architecture.
+    The result is also False if Triton ships no ptxas for the architecture.
     """
     try:
         path = get_ptxas(arch).path
@@ -101,6 +101,9 @@ def is_known(arch: int) -> bool:
 
 
 def names(help_text: str, arch: int) -> bool:
-    """Return True if the help text lists the architecture; from sm_90 on its name ends with `a`."""
+    """Return True if the help text of ptxas lists the architecture.
+
+    From sm_90 on the name in the text ends with `a`.
+    """
     suffix = "a" if arch >= SM_90.arch else ""
     return re.search(rf"'sm_{arch}{suffix}'", help_text) is not None

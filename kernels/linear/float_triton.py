@@ -167,8 +167,8 @@ def constants(plan: LinearPlan, groups: int, norm: bool, epilogue: Epilogue) -> 
 def variants(shape: DecoderShape, limits: GpuLimits = HOPPER) -> Iterator[Variant]:
     """Yield all variants that are launched to serve `shape` in bf16; for BitNet only the LM head.
 
-    Quantised linears are compiled for one shape only. Those of Qwen3-8B, for example, have the same
-    instructions, but for one split less in `down`.
+    Quantised linears are compiled for one shape only. Those of other shapes, such as Qwen3-8B, have
+    the same instructions, except for one split less in `down`.
     """
     linears = {"head": (shape.vocab, shape.hidden)}
     if shape.family is not Family.BITNET:
@@ -192,7 +192,7 @@ def _variants(name: str, step: str, plan: LinearPlan, weight_type: str) -> Itera
     ):
         if rows == 16 and not normed:
             continue  # the same compilation as the variant of a batch of 1
-        # With more rows the norm before is a launch of its own, which stores bf16.
+        # With more rows the norm before the linear is a launch of its own, which stores bf16.
         x_bytes = 2 if normed and not norm else 4
         groups = plan.groups(rows, x_bytes)
         given = {

@@ -59,7 +59,7 @@ MAX_GROUPS = 4
 """Maximum groups of ROWS rows that a program multiplies by a tile of the weight read once."""
 BUSY_PERCENT = 91
 """Programs per 100 multiprocessors that keep a GPU busy. A weight is split into no more programs
-than that and MIN_IN_FLIGHT require."""
+than this number and MIN_IN_FLIGHT require."""
 LONE_STAGES = 6
 """Stages of a program that has a multiprocessor to itself, if they fit its shared memory."""
 LEAST_STAGES = 2

@@ -134,8 +134,8 @@ def ternary_gemm(
 
     q: int8 [rows, in], integers in -127 .. 127. factor: fp32 [rows], by which each row was
     multiplied. out: fp32 [rows, sum of outs]; with RELU2_GATE [rows, out of one part], as in
-    `ternary_gemv`. dependent: programmatic dependent launch. With more than NARROW_ROWS rows it is
-    ignored.
+    `ternary_gemv`. dependent: programmatic dependent launch. This flag is ignored if there are more
+    than NARROW_ROWS rows.
 
     Moves in * sum of outs / 4 bytes of weights once per tile of rows, and rows * in bytes. Raises
     TypeError or ValueError that names the argument.

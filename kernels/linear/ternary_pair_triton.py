@@ -271,12 +271,11 @@ def ternary_pair(
     """Compute residual += W norm(x), then out = epilogue(V norm(residual)), of one row.
 
     The bits are those of two calls of `ternary_gemv`. x: fp32 [rows, in], one row or none. norm,
-    next_norm: fp32 [in] of each linear. weights: one part. residual: fp32 [rows, out of weights].
-    following: V; with the epilogue RELU2_GATE it has two equal parts, otherwise the epilogue is
-    STORE. out: fp32, as `ternary_gemv` stores it.
-    x, residual and out must not overlap. counter: int32 [1], 0 before the first launch; launches
-    that share it must be on one stream (`grid_barrier_triton`). dependent: programmatic dependent
-    launch.
+    next_norm: fp32 [in] of each linear. weights: W, which must be a single part. residual: fp32
+    [rows, out of weights]. following: V; with the epilogue RELU2_GATE it has two equal parts,
+    otherwise the epilogue is STORE. out: fp32, as `ternary_gemv` stores it. x, residual and out
+    must not overlap. counter: int32 [1], 0 before the first launch; launches that share it must be
+    on one stream (`grid_barrier_triton`). dependent: programmatic dependent launch.
 
     Moves the weights of both linears once. Raises TypeError or ValueError that names the argument,
     also if the programs of the launch are not resident at once on this GPU.
@@ -287,7 +286,7 @@ def ternary_pair(
     if rows > PAIR_ROWS:
         raise ValueError(f"x: {rows} rows, expected at most {PAIR_ROWS}")
     if len(weights.outs) != 1:
-        raise ValueError(f"weights: parts of {weights.outs}, expected one part")
+        raise ValueError(f"weights: parts of {weights.outs} rows, expected a single part")
     if epilogue is Epilogue.ADD:
         raise ValueError("epilogue: ADD, expected STORE or RELU2_GATE")
     check_tensor("norm", norm, torch.float32, weights.in_features)

@@ -38,7 +38,9 @@ def check_linear(
         raise ValueError("epilogue: SWIGLU, expected STORE, ADD or RELU2_GATE")
     if epilogue.gated:
         if len(weights.outs) != 2 or weights.outs[0] != weights.outs[1]:
-            raise ValueError(f"weights: parts of {weights.outs}, expected two equal, gate and up")
+            raise ValueError(
+                f"weights: parts of {weights.outs} rows, expected two of equal size: gate and up"
+            )
         columns = weights.outs[0]
     check_tensor("out", out, torch.float32, len(x), columns)
     return len(x)

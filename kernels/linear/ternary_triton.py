@@ -64,7 +64,7 @@ __all__ = [
 
 GEMV_MAX_ROWS = 1
 """Maximum rows of ternary_gemv. Every program repeats the norms of all rows; for two rows that
-would cost more than launching a norm of its own."""
+would take longer than a separate launch for the norms."""
 GEMV_MAX_IN = 14_336
 """Maximum inputs of ternary_gemv: the registers of 16 warps cannot hold a longer row."""
 CHUNK = 64

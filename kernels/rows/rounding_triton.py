@@ -1,4 +1,4 @@
-"""Device functions that round fp32 to narrower floats, and to integers for norms."""
+"""Device functions that round fp32: to narrower floats, and to the integers that norms sum."""
 
 # mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False

@@ -91,8 +91,8 @@ class SamplerRows:
 
 def settings_of(samplings: Sequence[Sampling], positions: Sequence[int]) -> list[Tensor]:
     """Return temperature, top_k, top_p, min_p, seed and position as tensors on the host."""
-    # Any top_k above the size of the vocabulary is off, so one that exceeds int32 may be cut to its
-    # maximum.
+    # Any top_k above the size of the vocabulary is off, so a top_k that exceeds int32 may be cut to
+    # the maximum of int32.
     return [
         torch.tensor([s.temperature for s in samplings], dtype=torch.float32),
         torch.tensor([min(s.top_k, 2**31 - 1) for s in samplings], dtype=torch.int32),
