@@ -17,15 +17,15 @@ SPREAD = 4.0
 def spread_ms(minimum_ms: int) -> int:
     """Return a random wait, so that clients that are refused together do not return together.
 
-    It is uniform between `minimum_ms` and 1 + SPREAD times as much. HTTP rounds it up to whole
-    seconds.
+    The wait is in ms, uniform between `minimum_ms` and `minimum_ms` times 1 + SPREAD. HTTP servers
+    round it up, because Retry-After has whole seconds.
     """
     return minimum_ms + round(random.uniform(0, SPREAD * minimum_ms))
 
 
 @dataclass(slots=True)
 class Backoff:
-    """Delays between `least_s` and a ceiling that doubles with each failure up to `most_s`."""
+    """Random delays from `least_s` to a ceiling that doubles with each failure, up to `most_s`."""
 
     least_s: float
     most_s: float

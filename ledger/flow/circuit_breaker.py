@@ -19,7 +19,7 @@ class CircuitState(StrEnum):
     HALF_OPEN = "half-open"
     """The pause is over: one trial request is allowed."""
     OPEN = "open"
-    """The peer is paused: no request is allowed."""
+    """Requests to the peer are paused: none is allowed."""
 
 
 class _Event(Enum):
@@ -42,9 +42,9 @@ So the outcome of a request that was sent before the circuit opened has no effec
 
 
 class CircuitBreaker:
-    """The breaker of one peer: `trips` failures in a row open it, for a delay drawn by `rest`.
+    """The breaker of one peer: `trips` failures in a row open it; `rest` draws for how long.
 
-    If a trial has no outcome within `trial_s` seconds, another one is allowed.
+    If a trial request has no outcome within `trial_s` seconds, another trial is allowed.
     """
 
     def __init__(self, trips: int, rest: Backoff, trial_s: float = inf) -> None:

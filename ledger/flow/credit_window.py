@@ -25,8 +25,9 @@ class Window:
     """The flow-control window of one channel; both of its ends keep one.
 
     `next` is the next index to send, `limit` the first index without credit. At most `most` frames
-    are in flight. With a `limit_bytes`, the next frame may be sent while the frames sent so far
-    have fewer bytes (`passed_bytes`). So one frame may exceed the limit, and no frame is too large.
+    are in flight. `passed_bytes` is the size of the frames sent so far. With a `limit_bytes`, the
+    next frame may be sent while `passed_bytes` is below that limit. So only the last frame can
+    exceed the limit, and a frame of any size can be sent.
     """
 
     next: int
@@ -82,7 +83,8 @@ class Window:
     def passing(self, frames: Sequence[bytes]) -> Sequence[bytes]:
         """Advance past the frames that may be sent now and return them.
 
-        The caller has limited their number with `wanted`; only the byte limit can cut them here.
+        The caller has limited their number with `wanted`, so here only the byte limit can leave
+        out some of them.
         """
         if self.limit_bytes is None:
             self.next += len(frames)
@@ -99,7 +101,7 @@ class Window:
         return frames if count == len(frames) else frames[:count]
 
     def wanted(self, released: int) -> int:
-        """Return how many frames may be sent now if the stream has frames below `released`."""
+        """Return how many frames may be sent now if readers may see those before `released`."""
         # Not min() and max(): they take three times as long, and this runs for every token.
         most = (self.limit if self.limit < released else released) - self.next
         if self.limit_bytes is not None:

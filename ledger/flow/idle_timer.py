@@ -11,7 +11,10 @@ be waiting in the socket.
 
 
 class IdleTimer:
-    """The silence of one peer since `now`; call `broken` whenever the peer sends something."""
+    """Measures the silence of one peer from `now` on; call `broken` when the peer sends anything.
+
+    Times are in seconds, by any clock that never goes back.
+    """
 
     def __init__(self, now: float, longest_look_s: float = LONGEST_LOOK_S) -> None:
         self._longest_look_s = longest_look_s

@@ -1,7 +1,7 @@
 """Atomic writes of small files: a kill or a power cut leaves the old file or the new one.
 
 The bytes are synced before the file gets its name; otherwise a power cut may leave an empty file.
-The folder is synced before the function returns; otherwise the file may be missing.
+The folder is synced before the function returns; otherwise a power cut may lose the new name.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def create_file(path: Path, data: bytes, *, mode: int = FILE_MODE) -> bool:
 def locked(path: Path) -> Iterator[None]:
     """Lock the file at `path` against other processes and threads that use this function.
 
-    The lock is a file next to it, because `path` itself is replaced. It is not reentrant.
+    The lock is held on another file, `path` with `.lock` appended, because `replace_file` replaces
+    `path` itself. The lock is not reentrant.
     """
     descriptor = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT, OWNER_MODE)
     try:
@@ -88,7 +89,7 @@ def _written_beside(path: Path, data: bytes, mode: int, *, sync: bool) -> Path:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the names in a folder survive a power cut, if the file system supports that."""
+    """Sync a folder if the file system supports that, so that its names survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with suppress(OSError):

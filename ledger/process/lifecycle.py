@@ -28,7 +28,7 @@ LAST_THREADS_S = 2.0
 
 
 class Stop:
-    """Stop requests by signals: the first signal asks to stop, the second to stop immediately."""
+    """Stop requests by signals: the first signal sets `asked`, the second sets `at_once`."""
 
     def __init__(self, *others: signal.Signals) -> None:
         self.asked = asyncio.Event()
@@ -42,10 +42,11 @@ class Stop:
 
 
 def end_without_threads(status: int) -> list[str]:
-    """End the process although libraries left threads behind; return the names of these threads.
+    """Let the process end although libraries left threads running; return these threads' names.
 
-    Python waits for all non-daemon threads at exit, and a thread cannot become a daemon later. So
-    if there are such threads, a daemon thread ends the process with `status` after LAST_THREADS_S.
+    At exit Python waits for all threads that are not daemons, and a running thread cannot become a
+    daemon. So if there are such threads, a daemon thread ends the process with `status` after
+    LAST_THREADS_S.
     """
     here = threading.current_thread()
     left = [one.name for one in threading.enumerate() if one is not here and not one.daemon]
@@ -62,7 +63,7 @@ def end_without_threads(status: int) -> list[str]:
 
 
 def boot_id() -> bytes:
-    """Return the id of the running system's boot; empty if the system has none."""
+    """Return the id of this boot of the system; empty if the system does not number its boots."""
     with suppress(OSError):
         return BOOT_ID.read_bytes().strip()
     return b""

@@ -67,9 +67,9 @@ class Settings(BaseSettings):
 
     table: ClassVar[str]
     retired: ClassVar[Mapping[str, str]] = {}
-    """Settings of earlier releases without effect, each with the reason.
+    """Settings of earlier releases that have no effect now, each with the reason.
 
-    They are accepted with a warning, so that an upgrade does not stop a server that sets them.
+    They are accepted with a warning, so that a server whose file sets them starts after an upgrade.
     """
     model_config = SettingsConfigDict(extra="forbid", frozen=True, validate_default=True)
 
@@ -109,7 +109,7 @@ class Settings(BaseSettings):
     def environment(cls) -> dict[str, Any]:
         """Return the settings that environment variables set, by their names.
 
-        Raises `ConfigError` for a variable with this part's prefix that no setting has.
+        Raises `ConfigError` for a variable that has this part's prefix but belongs to no setting.
         """
         unknown = [_unknown_variable(cls, name) for name in sorted(unknown_variables(cls))]
         if unknown:
@@ -118,7 +118,7 @@ class Settings(BaseSettings):
 
     @classmethod
     def explain(cls, error: ValidationError, file: Path | None) -> ConfigError:
-        """Return one error with all findings, each with the possible sources of its value."""
+        """Return one error with all findings, each with the places where its value may be set."""
         found = error.errors()
         # An invalid item also makes its list too short; report the item only.
         within = {each["loc"][:-1] for each in found if len(each["loc"]) > 1}
@@ -134,7 +134,7 @@ class Settings(BaseSettings):
 
 
 def unknown_variables(part: type[Settings]) -> list[str]:
-    """Return the environment variables with the prefix of `part` that are not settings of it."""
+    """Return the environment variables that have the prefix of `part` but belong to no setting."""
     prefix = part.model_config["env_prefix"]
     return [
         name
@@ -160,7 +160,7 @@ def finding(
 ) -> ConfigError:
     """Return the error for one fault in `table`, whose settings are `fields`.
 
-    `where` says in which places the setting can be set; it becomes a part of the hint.
+    The hint ends with `where`, a text that lists the places in which the setting can be set.
     """
     fault = fault_of(found)
     message, hints = fault.message, [fault.right, where]
@@ -173,7 +173,7 @@ def finding(
 
 
 def all_of(errors: Sequence[ConfigError]) -> ConfigError:
-    """Combine several errors into one, which has each different message on a line of its own."""
+    """Combine several errors into one, with each message on its own line and no message twice."""
     said = dict.fromkeys(map(str, errors))
     return errors[0] if len(said) == 1 else ConfigError("\n  ".join(said))
 

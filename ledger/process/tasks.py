@@ -37,13 +37,13 @@ async def gather(*works: Coroutine[Any, Any, T]) -> list[T]:
 
 
 async def first_of(*works: Awaitable[object]) -> object:
-    """Return the result of the first to end, or raise its error; cancel the others."""
+    """Return the result of the coroutine that ends first, or raise its error; cancel the others."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         ended = [task for task in tasks if task.done()]
     finally:
         await cancel(tasks)
-    # If several tasks ended at once, the task that failed has the reason.
+    # If several tasks ended at once, report the error of the task that failed.
     failed = (task for task in ended if not task.cancelled() and task.exception() is not None)
     return next(failed, ended[0]).result()
