@@ -25,9 +25,9 @@ class BranchPoint(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Inherited records: those of the stream `sid` up to but not `end`.
+    """Records that a branch shares with the stream `sid`: those with indexes below `end`.
 
-    They begin where the part before them ends.
+    The first index is the `end` of the previous part, or 0.
     """
 
     sid: int
@@ -35,7 +35,7 @@ class Part(NamedTuple):
 
 
 def check_point(end: int, next_index: int, *, ended: bool) -> None:
-    """Check that a branch at index `end` takes only records that exist, and no end of a stream.
+    """Check that a branch at index `end` shares only records that exist, and no StreamEnd.
 
     Raises:
         BeyondEnd: The stream has fewer records.
@@ -63,7 +63,7 @@ def inherited(parts: Sequence[Part], sid: int, end: int) -> tuple[Part, ...]:
         begin = part.end
     if len(taken) > MAX_PARTS:
         raise Conflict(
-            f"the branch would consist of {len(taken)} older streams",
+            f"the branch would share records of {len(taken)} older streams",
             code="branch_depth",
             field="index",
             hint=f"at most {MAX_PARTS} are possible; branch an earlier stream",
@@ -72,9 +72,10 @@ def inherited(parts: Sequence[Part], sid: int, end: int) -> tuple[Part, ...]:
 
 
 def part_at(parts: Sequence[Part], sid: int, index: int, limit: int) -> tuple[int, int]:
-    """Return the sid of the stream that has the record `index`, and how many to read from there.
+    """Return the sid of the stream that stores record `index`, and how many records to read there.
 
-    `sid` and `parts` are those of the stream that is read, and `limit` is the wanted number.
+    `sid` and `parts` belong to the stream that a reader has requested. The number of records is at
+    most `limit`, and ends with the part that has `index`.
     """
     for part in parts:
         if index < part.end:

@@ -1,4 +1,4 @@
-"""Makes the row of usage of a stream from the record of its StreamEnd."""
+"""Makes the usage row of a stream from the record of its StreamEnd."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ log = structlog.get_logger("ledger")
 def usage_of(stream: bytes, end: Record) -> Usage | None:
     """Return the usage of a stream from the record of its StreamEnd.
 
-    The result is None for a stream of an object, and for an end that an older release has written:
-    such a record says nothing about its caller.
+    The result is None for a stream of an object, and for a StreamEnd that an older release has
+    written, because its record does not name the caller.
     """
     try:
         extra = RecordExtra.of(end).usage

@@ -37,7 +37,7 @@ class TailraceError(Exception):
         retryable: bool | None = None,
         min_retry_ms: int | None = None,
     ) -> None:
-        """Set the defaults of a class of errors; its subclasses inherit them."""
+        """Set the default attributes of this class of errors, which its subclasses inherit."""
         defaults = {
             "code": code,
             "status": status,
@@ -93,7 +93,7 @@ class CallerError(TailraceError, code="invalid_request", status=400):
 
 
 class FrameError(CallerError, code="bad_frame"):
-    """Malformed frame, with the field and the offset in the frame."""
+    """A malformed frame. The error names the faulty field and its offset in the frame."""
 
     def __init__(self, message: str, *, field: str, offset: int, hint: str | None = None) -> None:
         super().__init__(f"{message} at byte {offset}", field=field, hint=hint)
@@ -121,7 +121,7 @@ class Conflict(CallerError, code="conflict", status=409):
 
 
 class StaleEpoch(Conflict, code="stale_epoch"):
-    """An append or lease of a producer that was replaced by another one."""
+    """An append or a lease of a producer that another producer has replaced."""
 
 
 class WrongIndex(Conflict, code="wrong_index"):
@@ -160,7 +160,7 @@ class OriginUnreachable(Unavailable, code="origin_unreachable"):
 
 
 class Overloaded(Unavailable, code="overloaded"):
-    """A named queue is full."""
+    """A queue is full; the message names the queue."""
 
 
 class HeldElsewhere(Unavailable, code="held_elsewhere"):
@@ -174,15 +174,15 @@ class LedgerAway(Unavailable, code="ledger_away"):
 
 
 class LedgerFull(Overloaded, code="ledger_full", min_retry_ms=5_000):
-    """The ledger is at its size limit: no new streams, and running ones can only end."""
+    """The ledger is at its size limit: new streams are refused, running streams can only end."""
 
 
 class LedgerFailed(Unavailable, code="ledger_failed"):
-    """The ledger's storage refused a write. Nothing of it was released."""
+    """The ledger's storage refused a write. Readers were shown no frame of that write."""
 
 
 class Damaged(TailraceError, code="damaged"):
-    """Stored data is corrupt. The message names what is affected; other data is not."""
+    """Stored data is corrupt. The message names the affected data; other data is not affected."""
 
 
 # ---- the operator's fault ----

@@ -18,13 +18,13 @@ from tailrace.ledger.wire.schema import *
 
 CODEC: Codec[Frame] = Codec(FRAMES)
 FRAMES_TYPE = "application/vnd.tailrace.frames"
-"""Media type of a body of frames."""
+"""Media type of an HTTP body that consists of frames."""
 
 # A Call has the whole body of a request, so a frame on a link may be as long as the header's length
 # field allows.
 MAX_LINK_FRAME_BYTES = LENGTH_MASK
 MAX_CALL_HEAD_BYTES = 128 << 10
-"""Maximum bytes of a Call without its body. Servers accept at most 64 KiB of headers."""
+"""Maximum bytes of a Call without its body: twice the 64 KiB of headers that servers accept."""
 MAX_CALL_BODY_BYTES = MAX_LINK_FRAME_BYTES - MAX_CALL_HEAD_BYTES
 
 LINK_CODEC: Codec[Frame] = Codec(FRAMES, MAX_LINK_FRAME_BYTES)
@@ -45,7 +45,7 @@ _UVARINT = tuple(
     bytes((n,)) if n < 1 << 7 else bytes((n & 0x7F | 0x80, n >> 7)) for n in range(_SMALL_INDEX)
 )
 SMALL_INDEXES = {raw: n for n, raw in enumerate(_UVARINT)}
-"""The small indexes, each by the bytes of its varint."""
+"""Maps the varint of each small index to the index."""
 
 # Fields are set by the slots' setters: __init__ of a frozen dataclass takes twice as long.
 _new_token = Token.__new__
@@ -148,7 +148,7 @@ _BY_STATUS = {cls.status: cls for cls in _CLASSES if "status" in vars(cls)}
 
 
 def error_frame(exc: TailraceError) -> StreamError:
-    """Return a frame that reports `exc`. It can always be encoded; long texts are cut."""
+    """Return a frame that reports `exc`, with long texts cut so that the frame can be encoded."""
     return StreamError(
         code=_sendable(exc.code),
         message=_sendable(exc.message),
@@ -161,7 +161,7 @@ def error_frame(exc: TailraceError) -> StreamError:
 
 
 def to_error(frame: StreamError) -> TailraceError:
-    """Return the error that a peer reported, of the class of its code or status."""
+    """Return the error that a peer reported, as an instance of the class for its code or status."""
     cls = _BY_CODE.get(frame.code) or _BY_STATUS.get(frame.status)
     if cls is None:
         cls = CallerError if 400 <= frame.status < 500 else TailraceError
@@ -177,5 +177,5 @@ def to_error(frame: StreamError) -> TailraceError:
 
 
 def _sendable(text: str) -> str:
-    """Cut a text and replace lone surrogates, which JSON escapes can contain."""
+    """Cut a text and replace lone surrogates: JSON escapes can contain them, UTF-8 cannot."""
     return text[:MAX_ERROR_TEXT].encode(errors="replace").decode()

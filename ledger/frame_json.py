@@ -1,6 +1,6 @@
-"""The fields of a frame as JSON, in both directions, for people who look at frames.
+"""Conversion of frames to JSON and back, for people who inspect or write frames.
 
-What clients get over HTTP has a form of its own for each dialect (`edge/`).
+Clients never get this JSON: over HTTP each API has a JSON format of its own (`edge/`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _EXPECTED = {
     str: "a string",
     bytes: "a string of hex digits, two for each byte",
 }
-"""Descriptions of the JSON values of each plain type, for errors."""
+"""Describes, in errors, the JSON value that a field of each plain type must have."""
 
 
 def frame_fields(frame: Frame, *, brief: bool = False) -> dict[str, Any]:
@@ -52,12 +52,13 @@ def _plain(value: object, *, brief: bool) -> object:
 
 
 def from_fields(cls: type, given: Mapping[str, object], path: str) -> Any:
-    """Return the frame or struct with these fields, in the form of `frame_fields`.
+    """Return the frame or struct whose fields are `given`, in the JSON form of `frame_fields`.
 
-    A field that has a default may be left out. `path` is the name of the struct in errors.
+    A field that has a default may be left out. Errors call the struct `path`.
 
     Raises:
-        CallerError: A field is missing, unknown, or not of its type; `field` is its path.
+        CallerError: A field is missing, unknown, or has a value of another type. The error's
+            `field` is the path of that field.
     """
     hints = field_hints(cls)
     if unknown := given.keys() - hints.keys():
@@ -76,7 +77,7 @@ def from_fields(cls: type, given: Mapping[str, object], path: str) -> Any:
 
 
 def _value(hint: Any, value: object, path: str) -> object:
-    """Return a JSON value as a value of the annotation `hint`."""
+    """Convert a JSON value to the type of the annotation `hint`."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return _value(args[0], value, path)

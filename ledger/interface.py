@@ -77,8 +77,8 @@ class StreamInfo:
 class Record(NamedTuple):
     """A log record: an encoded frame on channel 0, and the token ids that it completes.
 
-    A continuation needs the ids. `extra` is what the producer stores beside both
-    (`ledger/record_extra.py`). Neither is ever sent to a client.
+    A continuation needs the ids. `extra` is further data that the producer stores
+    (`ledger/record_extra.py`). Clients get neither the ids nor `extra`.
     """
 
     frame: bytes
@@ -172,7 +172,7 @@ class ObjectKey(NamedTuple):
 
 
 class Alarm(NamedTuple):
-    """The time of an object's alarm in Unix ms, and the number of failed tries."""
+    """The Unix time in ms at which an object's alarm is due, and the number of failed tries."""
 
     at_ms: int
     retries: int = 0
@@ -200,7 +200,8 @@ class ObjectWrite:
 
     The order is `clear` (delete every value), `deletes`, `puts`, then `creates`, `appends` and
     `drops` of streams of `StreamKind.OBJECT`. If a stream refuses an append (StaleEpoch,
-    WrongIndex, Conflict), the whole write is refused. `alarm` is stored if `sets_alarm`.
+    WrongIndex, Conflict), the whole write is refused. If `sets_alarm`, `alarm` replaces the stored
+    alarm; None deletes that.
     """
 
     key: ObjectKey
@@ -217,7 +218,7 @@ class ObjectWrite:
 
 
 MAX_LIST = 2**31 - 1
-"""Maximum number of values in a list without a limit."""
+"""Limit of a `ValueRange` for which the caller gives none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,21 +347,22 @@ class Ledger(Protocol):
     async def create(self, new: NewStream, *others: NewStream) -> tuple[StreamInfo, bool]:
         """Create a stream at epoch 1, and `others` in the same commit.
 
-        Return the first stream. The flag is False if an earlier call with its idempotency key has
-        created that stream; then nothing is created. `others` have no idempotency key.
+        Return the stream of `new`, and True if this call has created it. An earlier call with the
+        same idempotency key may have created it; then nothing is created, and the flag is False.
+        `others` must have no idempotency key.
         """
 
     async def made_by(self, idempotency_key: str, request_hash: bytes) -> StreamInfo | None:
-        """Return the stream that was created with the key, or None.
+        """Return the stream that was created with the idempotency key, or None.
 
         Raises:
             Conflict: The key was used for another request.
         """
 
     async def known(self, identity: bytes) -> StreamInfo | None:
-        """Return the newest ended stream whose request has this identity, or None.
+        """Return the newest ended stream with this `NewStream.identity`, or None.
 
-        `identity` is a hash of everything in a request that determines its output.
+        The identity is a hash of everything in a request that determines its output.
         """
 
     async def info(self, stream: bytes) -> StreamInfo: ...
@@ -387,7 +389,7 @@ class Ledger(Protocol):
         """Return the frames of the records that `read` would return; faster than `read`."""
 
     def tail(self, stream: bytes) -> LiveTail:
-        """Return the tail of a stream in memory, such as a watched one.
+        """Return the tail of a stream that is in memory, which every watched stream is.
 
         Raises:
             NotFound: The stream is not in memory.
@@ -419,19 +421,19 @@ class Ledger(Protocol):
         """Return for how many seconds the storage has been unresponsive or away."""
 
     async def size(self) -> LedgerSize:
-        """Return the used storage. Fast enough to be called every second."""
+        """Return the used storage. The call is fast enough to be made every second."""
 
     def shortage(self) -> str | None:
-        """Return why there is no space for new streams; None if there is.
+        """Return why there is no space for new streams; None if there is space.
 
-        Fast enough to be called every second.
+        The call is fast enough to be made every second.
         """
 
     async def unfinished(self) -> list[bytes]:
         """Return the generations without StreamEnd whose producer has no lease, oldest first.
 
-        A file has one owner, so directly after opening it these are all unfinished generations. In
-        a shared ledger they are those of origins that no longer renew their lease.
+        In a file, which has one owner, these are all unfinished generations when the file has just
+        been opened. In a shared ledger they belong to origins that no longer renew their lease.
         """
 
     async def delete(self, stream: bytes) -> None:

@@ -2,7 +2,7 @@
 
 Bit 31 of an id said that it came from a Steer order, bit 30 that the order began there. A mark
 after the ids of a StreamEnd was followed by the numbers of a `StreamLife`. A notice `engine` held
-the fingerprint of the engine. Ledgers still read what they stored in that way, with `unmarked`.
+the fingerprint of the engine. `unmarked` converts such a record, so that it can still be read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ENGINE = "engine"
 
 
 def unmarked(frame: bytes, ids: tuple[int, ...]) -> Record:
-    """Return a record with plain ids; the meaning of the marks is in its `extra`."""
+    """Return the record without marks in its ids; its `extra` has what the marks said."""
     is_notice = frame[TAG_OFFSET] == Notice.tag
     if not is_notice and max(ids, default=0) < STEER_BEGINS:
         return Record(frame, ids)
@@ -44,9 +44,10 @@ def unmarked(frame: bytes, ids: tuple[int, ...]) -> Record:
 
 
 def _span(ids: tuple[int, ...], begin: int, end: int) -> IdSpan:
-    """Return the span of ids from the Steer order that begins at position `begin`.
+    """Return the span of the ids that came from the Steer order at position `begin`.
 
-    It ends before the first id that the model drew, or at `end`, where the next order begins.
+    The span ends before the first id that the model drew, or at `end`, where the next Steer order
+    begins.
     """
     steered = (at for at in range(begin, end) if not ids[at] & STEERED)
     return IdSpan(begin, next(steered, end) - begin)

@@ -1,8 +1,8 @@
-"""The `extra` of a Record: data of the producer that clients never receive.
+"""The `extra` of a Record: data that the producer stores and clients never receive.
 
-They are the BARE encoding of a `RecordExtra`; most records have none. A ledger stores these bytes,
-and reads only the `usage` of an end. Any change of these structs needs a new version of the
-ledger's layout.
+An `extra` is the BARE encoding of a `RecordExtra`; most records have none. A ledger stores its
+bytes, and reads only the `usage` of a StreamEnd. Any change of the structs in this file needs a
+new version of the ledger's layout.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from tailrace.ledger.wire.bare import U64_MAX, Uint, struct_of
 class StreamLife(NamedTuple):
     """Statistics of a stream, stored with its StreamEnd.
 
-    Times are in ms since the stream came to the origin that ended it; None is unknown. New numbers
-    are added at the end, so that different releases can read each other's.
+    Times are in ms since the stream came to the origin that ended it; None is unknown. New fields
+    are added at the end, so that older and newer releases can read each other's statistics.
     """
 
     queue_ms: int | None = None
-    """Time until a worker had the stream."""
+    """Time until a worker was given the stream."""
     first_ms: int | None = None
     """Time until the first frame other than a notice was durable."""
     whole_ms: int | None = None
-    """Time until the end was written."""
+    """Time until the StreamEnd was written."""
     gap_p50_ms: int | None = None
-    """Median gap between two frames. Gaps that a takeover caused count, too."""
+    """Median time between two consecutive frames, including gaps that a takeover caused."""
     gap_p95_ms: int | None = None
     gap_p99_ms: int | None = None
     resumes: int | None = None
@@ -40,12 +40,12 @@ class StreamLife(NamedTuple):
 
     @classmethod
     def of_numbers(cls, numbers: Iterable[int | None]) -> Self:
-        """Return the statistics of these numbers; ignore additional ones of newer releases."""
+        """Return the statistics in `numbers`; ignore additional numbers from a newer release."""
         return cls(*tuple(numbers)[: len(cls._fields)])
 
     @classmethod
     def of(cls, record: Record) -> Self | None:
-        """Return the statistics in the record of a StreamEnd, or None if it has none."""
+        """Return the statistics in the record of a StreamEnd; None if that record has none."""
         numbers = RecordExtra.of(record).life
         return cls.of_numbers(numbers) if numbers else None
 
@@ -62,9 +62,9 @@ class IdSpan:
 class EndUsage:
     """The caller and the model of a generation, and the counts that its StreamEnd does not have.
 
-    It is stored with the StreamEnd; `tailrace.ledger.end_usage` makes the stream's row from both.
-    `ended_ms` is the Unix time of the end. `key` is the id of the API key; it and `tenant` are
-    empty if the edge has no keys. `priority` is the word of a `Priority`.
+    It is stored with the StreamEnd; `tailrace.ledger.end_usage` makes the stream's usage row from
+    both. `ended_ms` is the Unix time of the end. `key` is the id of the API key; `key` and `tenant`
+    are empty if the edge has no keys. `priority` is the word of a `Priority`.
     """
 
     ended_ms: Uint
@@ -79,12 +79,12 @@ class EndUsage:
 
 @dataclass(frozen=True, slots=True)
 class RecordExtra:
-    """Data besides a record's frame and token ids.
+    """Data that a record has besides its frame and token ids.
 
     `steered` are the spans of the record's ids that came from Steer orders, one per order. `engine`
-    is the fingerprint of the stream's engine, stored with its first record if the recipe does not
-    have it. `life` are the numbers of a `StreamLife`. `at_ms` is the Unix time at which the record
-    was given to the ledger; most records have none, see `frame_times` in the origin. Only the
+    is the fingerprint of the stream's engine, stored with the first record of a stream whose recipe
+    lacks it. `life` are the numbers of a `StreamLife`. `at_ms` is the Unix time at which the record
+    was given to the ledger; most records have none (see `frame_times` in the origin). Only the
     record of a StreamEnd has `usage`.
     """
 
@@ -114,14 +114,14 @@ class RecordExtra:
 
 _TYPE = struct_of(RecordExtra)
 _ABSENT = b"\0\0"
-"""The encodings of an absent `at_ms` and `usage`.
+"""The encodings of an absent `at_ms` and an absent `usage`, which are the last two fields.
 
-They are left out at the end of a record's extra: earlier records do not have these fields.
+`pack` leaves them out, and `unpack_extra` adds them, because older records lack these fields.
 """
 
 
 def _left_out(extra: RecordExtra) -> int:
-    """Return how many bytes of `_ABSENT` are not stored."""
+    """Return how many bytes of `_ABSENT` `pack` leaves out."""
     if extra.usage is not None:
         return 0
     return 1 if extra.at_ms is not None else 2

@@ -37,25 +37,24 @@ class StreamText:
 
 
 class AppendedText(StreamText):
-    """The text of a stream for readers that cannot take back what they have shown.
+    """The text of a stream for a reader that shows text as it comes, and cannot replace any of it.
 
-    A revision that keeps the shown text only appends to it. After any other revision nothing is
-    appended until the current text begins with the shown text again. `text` is always the current
-    text.
+    If a Revision changes text that the reader has shown, nothing more is appended until the
+    stream's text begins with the shown text again. `text` is always the current text of the stream.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        # The text that the reader was shown; None while the current text begins with this text.
+        # The text that the reader has shown. It is None while the stream's text begins with it.
         self._shown: str | None = None
 
     @property
     def departed(self) -> bool:
-        """True while the current text does not begin with the text that the reader was shown."""
+        """True while the stream's text does not begin with the text that the reader has shown."""
         return self._shown is not None
 
     def added(self, frame: Frame) -> str:
-        """Apply the next frame; return the text to append to the text returned so far."""
+        """Apply the next frame; return the text for the reader to append to the shown text."""
         if self._shown is None and not isinstance(frame, Revision):
             self.add(frame)
             return frame.text if isinstance(frame, Token | ScoredToken) else ""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 DAY_MS = 86_400_000
 MAX_DAY = 100_000
-"""The last day that can be named, as its number since 1970: it is in the year 2243."""
+"""The last day that `day_name` can name, in days since 1970: a day in the year 2243."""
 DEFAULT_USAGE_RETENTION_S = 400 * 86_400
 """Seconds for which usage is kept by default: 400 days, so that a whole year can be billed."""
 
@@ -57,7 +57,7 @@ class Usage(NamedTuple):
 
 
 class UsageCounts(NamedTuple):
-    """The usage of several streams together. `unread_tokens` were sent to no reader."""
+    """The usage of several streams together; `unread_tokens` are output sent to no reader."""
 
     streams: int = 0
     prompt_tokens: int = 0
@@ -82,7 +82,10 @@ COUNTED = (
 
 
 def delivered(usage: Usage, tokens: int) -> Usage:
-    """Return the row with at least `tokens` delivered tokens, but no more than the output has."""
+    """Return a copy of the row with `delivered_tokens` raised to `tokens`.
+
+    A higher count stays, and the new count is at most that of the output tokens.
+    """
     tokens = min(max(usage.delivered_tokens, tokens), usage.output_tokens)
     return usage._replace(delivered_tokens=tokens)
 
@@ -90,9 +93,9 @@ def delivered(usage: Usage, tokens: int) -> Usage:
 # ---- sums ----
 
 FILTERS = ("tenant", "key", "model", "priority", "finish")
-"""Columns by which rows can be chosen."""
+"""Columns whose value a query can require of the rows that it sums."""
 GROUPS = ("day", "month", *FILTERS)
-"""Names by which rows can be grouped. Days and months are those of UTC."""
+"""Names by which a query can group its sums: columns, and days and months in UTC."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,7 @@ class UsageQuery:
     """A query for sums of the usage of streams that ended from `from_ms` on, before `to_ms`.
 
     `by` are names of `GROUPS`; without any there is one sum. `where` maps columns of `FILTERS` to
-    the value that rows must have. `to_ms` is None for no limit.
+    the value that rows must have. Both times are Unix times; `to_ms` is None for no limit.
     """
 
     by: tuple[str, ...] = ()
@@ -110,7 +113,10 @@ class UsageQuery:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns by which the database groups; days are added up to months later."""
+        """The columns by which the database groups: days instead of months.
+
+        `UsageSums` adds up the days of each month.
+        """
         return tuple(dict.fromkeys("day" if name == "month" else name for name in self.by))
 
     @property
@@ -119,7 +125,7 @@ class UsageQuery:
 
 
 UsageRow = tuple[tuple[str, ...], UsageCounts]
-"""The values of the groups of a query, in their order, and the sums of their rows."""
+"""The values of a query's `by` columns for one group, in order, and the sums of its rows."""
 
 
 class UsageSums:
@@ -130,13 +136,13 @@ class UsageSums:
         self._sums: dict[tuple[str, ...], UsageCounts] = {}
 
     def add(self, group: Sequence[int | str], counts: Sequence[int]) -> None:
-        """Add sums of a database, whose `group` has the values of `UsageQuery.columns`."""
+        """Add the sums of one group from a database; `group` has a value for each of `columns`."""
         values = dict(zip(self._query.columns, group, strict=True))
         names = tuple(_name(values, name) for name in self._query.by)
         self.add_row(names, counts)
 
     def add_row(self, names: tuple[str, ...], counts: Sequence[int]) -> None:
-        """Add sums of another `UsageSums` with the same query."""
+        """Add the sums of one group from another `UsageSums` with the same query."""
         self._sums[names] = self._sums.get(names, UsageCounts()).plus(counts)
 
     def add_usage(self, usage: Usage) -> None:
@@ -157,7 +163,10 @@ class UsageSums:
         return sorted(self._sums.items())
 
     def by_day(self, of: Callable[[UsageCounts], int]) -> dict[int, int]:
-        """Return a number of the sums by day, as its number since 1970; the only group is `day`."""
+        """Return a number for each day: `of` chooses it from the day's sums.
+
+        The query must be grouped by `day` only. The keys are days since 1970.
+        """
         first = date(1970, 1, 1)
         return {
             (date.fromisoformat(day) - first).days: of(counts)
@@ -181,8 +190,8 @@ def _name(values: Mapping[str, int | str], name: str) -> str:
 def sql_of(query: UsageQuery, placeholder: str) -> tuple[str, list[int | str]]:
     """Return the SQL of a query for the table `usage`, and its parameters.
 
-    A row has the values of `UsageQuery.columns`, the number of streams, the sums of `COUNTED`, and
-    the unread tokens. `placeholder` is `?`, or `$` for numbered parameters.
+    Each row of its result has the values of `UsageQuery.columns`, the number of streams, the sums
+    of `COUNTED`, and the unread tokens. `placeholder` is `?`, or `$` for numbered parameters.
     """
     groups = [f"ended_ms / {DAY_MS}" if each == "day" else each for each in query.columns]
     sums = [f"coalesce(sum({each}), 0)" for each in COUNTED]
@@ -210,7 +219,7 @@ def sql_of(query: UsageQuery, placeholder: str) -> tuple[str, list[int | str]]:
 
 
 def day_name(day: int) -> str:
-    """Return a day, given as its number since 1970, as a date such as 2026-11-28."""
+    """Return the date, such as 2026-11-28, of a day that is given in days since 1970."""
     moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=min(day, MAX_DAY))
     return moment.date().isoformat()
 

@@ -1,4 +1,4 @@
-"""Reports of usage: the parameters of a query as text, and the JSON document of its sums."""
+"""Reports of usage: parses the parameters of a query, and writes its sums as a JSON document."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tailrace.ledger.usage import (
 )
 
 NAMES = {"class": "priority"}
-"""Names of groups and filters in the API, where they differ from those of the columns."""
+"""Maps names of groups and filters in the API to columns of other names."""
 
 
 def parse_query(
@@ -29,10 +29,10 @@ def parse_query(
     groups: Sequence[str] = GROUPS,
     filters: Sequence[str] = FILTERS,
 ) -> UsageQuery:
-    """Return a query from its parameters as text: `by`, `from`, `to`, and filters.
+    """Return the query for parameters that are given as text: `by`, `from`, `to`, and filters.
 
-    `by` is a list of groups, separated by commas. `from` and `to` are days such as 2026-11-28, and
-    `to` is included. By default all days up to today are summed, in one sum for each day.
+    `by` is a list of groups, separated by commas. `from` and `to` are the first and the last day,
+    such as 2026-11-28. By default there is one sum for each day up to today.
 
     Raises:
         CallerError: A parameter is unknown or not valid.
@@ -95,7 +95,7 @@ def usage_document(query: UsageQuery, sums: UsageSums) -> dict[str, Any]:
 
 
 def sums_of(documents: Iterable[Mapping[str, Any]], query: UsageQuery) -> UsageSums:
-    """Return the sums of documents from several ledgers, all answers to the same query."""
+    """Add up the documents that several ledgers have returned for the same query."""
     sums, names = UsageSums(query), [_shown(name) for name in query.by]
     for document in documents:
         for row in document["usage"]:

@@ -1,4 +1,4 @@
-"""Validation errors of pydantic as errors of ours: one fault reads the same wherever it is found.
+"""Converts pydantic's validation errors into errors of Tailrace, with one wording everywhere.
 
 An error has the field, the refused value, and what would be right.
 """
@@ -31,7 +31,10 @@ _SHOULD = re.compile(r"^\w+ should ")
 
 
 class Fault(NamedTuple):
-    """One fault of a document. `field` is empty if the fault is about all of the document."""
+    """One fault in a document; `right` says what would be right.
+
+    `field` is empty if the fault is about the whole document.
+    """
 
     field: str
     message: str
@@ -46,7 +49,7 @@ def first_fault(
 ) -> Fault:
     """Return the first fault that pydantic has found.
 
-    With `model` the descriptions of its fields say what would be right. Without `shows_value` the
+    With a `model` the hint is the description of the faulty field. Without `shows_value` the
     message does not quote the value, which may be a secret.
     """
     return fault_of(error.errors(include_url=False)[0], model, shows_value=shows_value)
@@ -79,9 +82,9 @@ def invalid_document(
     whole: str | None = None,
     shows_value: bool = True,
 ) -> CallerError:
-    """Return the error for the first fault of a caller's document.
+    """Return the error for the first fault in a caller's document.
 
-    `whole` is the field that is named if the fault is about all of the document.
+    If the fault is about the whole document, the error names `whole` as its field.
     """
     fault = first_fault(error, model, shows_value=shows_value)
     if fault.kind == "extra_forbidden":
@@ -95,7 +98,7 @@ def closest_name(name: str, known: Iterable[str]) -> str | None:
 
 
 def unknown_field(location: Location, fields: Iterable[str]) -> CallerError:
-    """Return the error for an unknown field at `location`; `fields` are the known ones."""
+    """Return the error for an unknown field at `location`; `fields` are the known names there."""
     known = list(fields)
     closest = closest_name(str(location[-1]), known)
     hint = f'did you mean "{closest}"?' if closest else "one of " + ", ".join(known)
@@ -103,14 +106,14 @@ def unknown_field(location: Location, fields: Iterable[str]) -> CallerError:
 
 
 def path_of(location: Iterable[int | str]) -> str:
-    """Return `("messages", 0, "role")` as `messages[0].role`."""
+    """Return a location as a path: `("messages", 0, "role")` becomes `messages[0].role`."""
     steps = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
     return "".join(steps).removeprefix(".")
 
 
 def shown(value: object) -> str:
     """Return a refused value as JSON, cut after MAX_SHOWN_CHARS characters."""
-    # Encode the value piece by piece, because it may have a megabyte.
+    # Encode only the pieces that are shown, because the value may have a megabyte.
     pieces = json.JSONEncoder(ensure_ascii=False, default=str).iterencode(value)
     text = "".join(islice(pieces, MAX_SHOWN_CHARS))
     return text if len(text) <= MAX_SHOWN_CHARS else text[: MAX_SHOWN_CHARS - 1] + "…"
@@ -124,8 +127,8 @@ def _steps(
 ) -> Iterator[tuple[int | str, FieldInfo | None]]:
     """Yield the parts of an error's location that are in the document.
 
-    Each part comes with its field of the model, or None for an index of a list. Pydantic's
-    locations also have a part for each branch of a union that it has tried; these are left out.
+    Each part comes with its field of the model, or None for an index of a list. A location from
+    pydantic also names the branches of unions that pydantic has tried; these parts are left out.
     """
     at: Any = model
     for part in location:

@@ -120,7 +120,9 @@ async def collect(place: Path | str, open_ledger: Callable[[], Awaitable[Ledger]
 
 
 async def _bytes(place: Path | str) -> int:
-    if isinstance(place, Path):  # not opened by `reading`, as this process also writes it
+    # A file is not opened by `reading`, because a process that opens it to write may not also have
+    # it open to read.
+    if isinstance(place, Path):
         return existing(place).stat().st_size
     async with reading(place) as reader:
         return await reader.ledger_bytes()
@@ -196,7 +198,7 @@ async def json_lines(reader: LedgerReader, rows: AsyncIterable[StreamRow]) -> As
 
 
 async def raw_frames(reader: LedgerReader, rows: AsyncIterable[StreamRow]) -> AsyncIterator[bytes]:
-    """Yield the encoded frames of the streams; the header of a frame has its length."""
+    """Yield the encoded frames of the streams, which readers split by the length in each header."""
     async for piece in pieces(reader, rows):
         for record in _records(piece):
             yield record.frame
@@ -221,7 +223,7 @@ def _recipe(text: str) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Damage that was found; `stream` is in hex, or None if it belongs to no stream."""
+    """Damage that `verify` found; `stream` is a hex id, or None if no stream has the damage."""
 
     stream: str | None
     what: str

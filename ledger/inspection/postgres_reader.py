@@ -29,7 +29,7 @@ from tailrace.ledger.usage import Usage, UsageQuery, UsageSums, sql_of
 
 MAX_INDEX = 2**63 - 1
 RECORDS_AT_ONCE = 512
-"""Maximum records in memory: at most 32 MB of objects' 64 KiB chunks."""
+"""Maximum records in memory: 32 MiB, if all are the 64 KiB chunks that objects store."""
 
 _STREAM = """
 SELECT s.sid, s.id, s.kind, h.epoch, h.ended::int, s.durability, s.recipe, s.created_ms,

@@ -86,7 +86,7 @@ class LedgerReader(Protocol):
         """Yield (index, record) from `start` on; raise `Damaged` at damage."""
 
     def damage(self) -> AsyncIterator[str]:
-        """Yield descriptions of damage that belongs to no stream. Reads everything."""
+        """Read the whole ledger; yield descriptions of damage that belongs to no stream."""
 
     async def release(self) -> None:
         """Release the snapshot; later reads use a new one."""
@@ -116,9 +116,10 @@ def parse_stream(text: str) -> bytes:
 
 @dataclass(slots=True)
 class StreamPiece:
-    """Consecutive records of one stream; `first` and `last` mark the stream's outer pieces.
+    """Consecutive records of one stream.
 
-    `damage` is the error that ended the reading, if any. `row` is from the same snapshot.
+    `first` and `last` are True for the first and the last piece of the stream. `damage` is the
+    error that ended the reading, if any. `row` is from the same snapshot as the records.
     """
 
     row: StreamRow
@@ -138,7 +139,7 @@ async def pieces(
 ) -> AsyncIterator[StreamPiece]:
     """Yield all records of these streams, many short streams at a time.
 
-    Streams that are removed in the meantime are left out.
+    Streams that the ledger removes in the meantime are left out.
     """
     ready: list[StreamPiece] = []
     held = size = 0

@@ -181,6 +181,6 @@ def check_link(
         raise ValueError(f"{name}_secret: give at least {MIN_SECRET_BYTES} characters")
     has_tls = any(address.scheme == TLS for address in addresses)
     if not has_tls and (credentials.ca is not None or credentials.certificate is not None):
-        raise ValueError(f"{name}_ca and {name}_certificate are for {name} = tls://HOST:PORT")
+        raise ValueError(f"{name}_ca and {name}_certificate need {name} = tls://HOST:PORT")
     if has_tls and needs_certificate and credentials.certificate is None:
         raise ValueError(f"{name}: tls:// needs {name}_certificate and {name}_key")
