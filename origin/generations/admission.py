@@ -60,9 +60,9 @@ def admit(
 ) -> Recipe:
     """Return the recipe of a request, with a value for every setting.
 
-    `model` and `fingerprint` are those of the model that is to serve it. If `reader` is None, the
-    recipe is for a worker of kind `text`, which takes text instead of tokens. `offers` has the
-    optional fields that such a worker supports.
+    `model` and `fingerprint` are those of the model that will serve the request. `reader` tokenizes
+    prompts for the model. If it is None, the recipe is for a worker of kind `text`, which takes
+    text instead of tokens, and `offers` has the optional fields that this worker supports.
 
     Raises:
         CallerError: A field of the request is invalid, or the worker does not support it.
@@ -91,7 +91,8 @@ def _token_recipe(
 ) -> Recipe:
     asked = request.max_tokens or DEFAULT_MAX_TOKENS
     is_dropping = request.overflow is Overflow.DROP_OLDEST
-    # A request for "as many tokens as fit" can be served if one token fits.
+    # The context that must stay free for the output when older messages are dropped. A request for
+    # "as many tokens as fit" needs only one token.
     room = 1 if request.max_tokens is None or asked >= ALL_THERE_IS else asked
     tools = _tool_use(request, reader)
     notices: list[tuple[str, str]] = []
@@ -182,7 +183,7 @@ def _text_recipe(
 
 
 def settled(*said: Sampling) -> Sampling:
-    """Merge sampling settings: earlier arguments take precedence; other values are neutral."""
+    """Merge sampling settings: earlier arguments take precedence; a missing setting is neutral."""
     settled: dict[str, Any] = {name: setting.neutral for name, setting in SAMPLING.items()}
     for each in reversed(said):
         values = {name: getattr(each, name) for name in SAMPLING}
@@ -208,7 +209,7 @@ def _any_kind(
 
 
 def new_stream(request: Open) -> dict[str, Any]:
-    """Return the fields of a recipe that do not depend on what is generated."""
+    """Return the recipe fields that a branch, too, takes from its own request."""
     return {
         "priority": request.priority.word,
         "unread": request.unread.word,
@@ -239,7 +240,7 @@ def turn(message: Message) -> tuple[str | None, ...]:
 
 
 def check_count(request: Open) -> None:
-    """Check the number of streams of a request, before it multiplies all other work."""
+    """Check the number of streams of a request, before each of them causes work."""
     if not 1 <= request.n <= MAX_CHOICES:
         raise CallerError(f"is {request.n}", field="n", hint=f"from 1 to {MAX_CHOICES}")
 

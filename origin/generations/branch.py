@@ -1,8 +1,8 @@
 """Branches of generations: the recipe of a stream that begins with the frames of another one.
 
-The new stream continues like one that a new worker takes over: from the token ids in the log, so
-the shared frames are exactly those of its parent. It has the settings of its parent, except those
-that the request gives. The functions do no I/O.
+The new stream continues from the token ids in its parent's log, just as a stream continues after
+the death of its worker. So the shared frames are exactly those of the parent. The new stream has
+the settings of its parent, except those that the request gives. The functions do no I/O.
 """
 
 from __future__ import annotations
@@ -110,12 +110,12 @@ def branch_recipe(
 
     Args:
         request: The request.
-        parent: The stream that it branches.
+        parent: The stream that the request branches.
         shared: The log of the parent up to the point of the branch, if `needs_log` is True.
-        reader: The reader of the model's prompts; None for a worker of kind `text`.
-        fingerprint: The fingerprint of the model now, or an empty text if it was never loaded.
-        offers: What a worker of kind `text` supports.
-        draw_seed: Returns a new seed, which the branch has if the request gives none.
+        reader: Tokenizes prompts for the model; None for a worker of kind `text`.
+        fingerprint: The current fingerprint of the model, empty if the model was never loaded.
+        offers: The optional fields that a worker of kind `text` supports.
+        draw_seed: Returns a new seed, used if the request gives none.
 
     Raises:
         CallerError: A field is invalid for this stream.
@@ -206,7 +206,7 @@ def _instructed(
 ) -> Recipe:
     """Return the recipe of a branch whose prompt is the conversation with one more message.
 
-    The shared frames are part of its prompt, so its output begins after them.
+    The shared frames are part of the branch's prompt, so its output begins after them.
     """
     if not instruction:
         raise CallerError("is empty", field="instruction", hint="give at least one character")

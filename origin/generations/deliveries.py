@@ -1,8 +1,8 @@
 """Stores how many tokens of ended generations were delivered after their end.
 
-The usage that is stored when a generation ends counts the tokens that were sent to a reader before,
-or are sent at once. Readers may also come later, or continue to read: the tokens that they get then
-are stored here.
+The usage that is stored when a generation ends counts the tokens that readers have got by then, and
+those that are sent to them together with the end. But readers may also come later, or be behind.
+This module adds the tokens that they get after the end.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ ALL_TOKENS = 2**62
 async def store_deliveries(ledger: Ledger, readers: Readers, running: Container[bytes]) -> None:
     """Store how many tokens were sent to readers that have left since the last call.
 
-    Streams that have not ended are kept for a later call. The usage of those that are `running`
-    here comes from `Readers.reach` when they end; others may be running at another origin.
+    Streams that have not ended are kept for a later call. They are either in `running`, and then
+    their usage is computed from `Readers.reach` when they end, or run at another origin.
     """
     kept = readers.take_reached()
     tokens: dict[bytes, int] = {}
@@ -48,7 +48,7 @@ async def store_deliveries(ledger: Ledger, readers: Readers, running: Container[
 
 
 async def _delivered(ledger: Ledger, stream: bytes, reach: int) -> int | None:
-    """Return how many tokens are before index `reach`; None for a stream that has not ended."""
+    """Return how many tokens of a stream are before index `reach`; None if it has not ended."""
     info = await ledger.info(stream)
     if info.kind is not StreamKind.GENERATION:
         raise NotFound("the stream of an object has no usage")

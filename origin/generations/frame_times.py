@@ -1,4 +1,4 @@
-"""Times of a stream's frames: which records store one, and the first frame since a time.
+"""Decides which records of a stream store a time, and finds the frames since a given time.
 
 A record stores the time at which it was given to the ledger only if the stream's last stored time
 is TIME_STEP_MS old, because a time takes ten bytes and most records are a few bytes long. So each
@@ -36,11 +36,12 @@ class TimedFrame:
 
 
 async def index_since(ledger: Ledger, info: StreamInfo, since_ms: int) -> int:
-    """Return the first index from which on a stream has all frames stored at or after `since_ms`.
+    """Return an index such that no frame before it was stored at or after `since_ms` (Unix ms).
 
-    Up to TIME_STEP_MS of earlier frames may follow that index, too. The result is 0 if the records
-    have no times, because an earlier version of this software wrote them. It is the stream's next
-    index if all frames are older than `since_ms`.
+    A reader that begins at this index misses no frame since that time, but may also get frames that
+    were stored up to TIME_STEP_MS before it. The result is the stream's next index if all frames
+    are older than `since_ms`. It is 0 if the records have no times, because an earlier version of
+    this software wrote them.
     """
     before: TimedFrame | None = None  # the last known record whose time is at most `since_ms`
     beyond = info.next_index  # the index of the first known record whose time is later

@@ -1,8 +1,8 @@
-"""Answers that are known: requests whose tokens the ledger already has, from an identical request.
+"""Known answers: tokens in the ledger that an identical request gets without being computed.
 
 A request is deterministic if it is greedy or names its seed: then the same engine gives the same
-tokens. Its identity is a hash of everything on which they depend, and of its tenant. The functions
-do no I/O.
+tokens. The identity of a request is a hash of everything on which its tokens depend, and of its
+tenant. The functions do no I/O.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class KnownAnswer(NamedTuple):
 def may_answer(request: Open, *, by_default: bool) -> bool:
     """Return True if a request may be answered from the ledger.
 
-    `by_default` is the operator's setting for requests that do not say it.
+    `by_default` is the operator's setting for requests without the field `cache`.
 
     Raises:
-        CallerError: The request asks for this, but begins a branch or several streams.
+        CallerError: The request has `cache: exact`, but begins a branch or several streams.
     """
     if request.cache is Cache.EXACT and (request.branch is not None or request.n > 1):
         what = "a branch" if request.branch is not None else "several streams"
@@ -61,7 +61,7 @@ def may_answer(request: Open, *, by_default: bool) -> bool:
 
 
 def identity_of(recipe: Recipe, *, names_seed: bool) -> bytes:
-    """Return the identity of a request by its recipe; empty if it is not deterministic.
+    """Return the identity of the request that has this recipe; empty if it is not deterministic.
 
     `names_seed` is True if the request gives its seed. Streams of workers of kind `text` have no
     identity, because the same request may get another answer.
@@ -78,11 +78,11 @@ def identity_of(recipe: Recipe, *, names_seed: bool) -> bytes:
 def known_answer(
     stream: bytes, history: History, end: Record, fingerprint: str
 ) -> KnownAnswer | None:
-    """Return the answer that a finished stream holds; None if it may not be given again.
+    """Return the answer that a finished stream holds; None if other requests must not get it.
 
-    The stream must have ended by itself, and all of its frames must come from the engine
-    `fingerprint` alone. No client may have added text, and the stream must neither have waited for
-    its model nor have had a failure on the way.
+    The model must have ended the stream or reached a limit of tokens, and all frames must come from
+    the engine with this `fingerprint`. No client may have added text, and the stream must neither
+    have waited for its model nor have been retried after a failure.
     """
     frame = decode(end.frame)[1]
     if not isinstance(frame, StreamEnd) or frame.finish_reason not in _ENDED_WELL:
@@ -92,7 +92,8 @@ def known_answer(
         return None
     if history.engine not in (None, fingerprint):
         return None
-    # An answer that was itself given from the ledger has a CACHED notice before its end.
+    # An answer that was itself given from the ledger has a CACHED notice before its end. The new
+    # stream gets a notice of its own, so this one is not shared.
     return KnownAnswer(stream, frame.index - (CACHED.code in codes), end)
 
 

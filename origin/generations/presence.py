@@ -15,9 +15,9 @@ MAX_REACHED = 65_536
 """Maximum number of streams whose former readers' positions are kept; the oldest are dropped."""
 
 Reach = Callable[[int], int]
-"""Returns the index before which a reader has all frames, or is sent them at once.
+"""Returns the index before which a reader will have all frames after the next release.
 
-Its argument is the index before which all frames are released now.
+The argument is the index before which the next release makes all frames readable.
 """
 
 
@@ -25,8 +25,8 @@ class Readers:
     """Counts the readers of each stream, and notes how far they have come.
 
     `changed` is called with a stream whose number of readers changes. `replayed` is called when a
-    reader gets frames from storage. Its arguments are their number, and True if the reader got
-    frames from memory before and has fallen behind.
+    reader gets frames from storage. Its arguments are the number of these frames, and True if the
+    reader got frames from memory before and has fallen behind.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Readers:
         self._reached: dict[bytes, int] = {}  # furthest position of former readers
 
     def join(self, stream: bytes, reach: Reach) -> None:
-        """Note a reader of a stream, whose position `reach` tells until it leaves."""
+        """Note a reader of a stream; `reach` returns its position until `leave` is called."""
         self._joined.setdefault(stream, {})[reach] = None
 
     def leave(self, stream: bytes, reach: Reach, next_index: int) -> None:
@@ -54,10 +54,10 @@ class Readers:
         self.keep_reached({stream: next_index})
 
     def reach(self, stream: bytes, released: int) -> int:
-        """Return the index before which some reader has all frames, or is sent them at once.
+        """Return the index before which some reader will have all frames after the next release.
 
-        Frames before `released` are released now. A reader that begins in the middle of a stream
-        counts as one that has the frames before.
+        The next release covers the frames before `released`. A reader that began in the middle of
+        the stream counts as if it had the frames from the start.
         """
         now = [reach(released) for reach in self._joined.get(stream, ())]
         return max([self._reached.get(stream, 0), *now])
@@ -76,7 +76,7 @@ class Readers:
             del self._reached[next(iter(self._reached))]
 
     def forget(self, stream: bytes) -> None:
-        """Forget a stream's former readers, because all of it is already stored as delivered."""
+        """Forget a stream's former readers, because all its tokens are stored as delivered."""
         self._reached.pop(stream, None)
 
     def begin(self, stream: bytes) -> None:
@@ -114,7 +114,7 @@ class Readers:
     ) -> AsyncGenerator[bytes, None]:
         """Yield the parts of a response body; its client counts as a reader between two parts.
 
-        While the client does not take a part, it does not count.
+        A stalled client does not count: it has not taken the part that was yielded last.
         """
         parts = aiter(body)
         try:

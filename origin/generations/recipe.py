@@ -66,9 +66,10 @@ class Recipe(BaseModel):
             have defaults of their own, are sent only these. It is None for workers of kind
             `tokens`, and in recipes of earlier versions.
         trace: The traceparent of the request.
-        base: Index of the stream's first own frame. A branch has those before from its parent.
-        begin: Index of the first frame of the output. It is 0, or for a branch with an instruction
-            the index at which that was given: the frames before are part of the prompt.
+        base: Index of the stream's first own frame. The frames before it, which only a branch has,
+            are those of its parent.
+        begin: Index of the first frame of the output. It is 0, except for a branch that was given
+            an instruction: then the frames before the branch are part of the prompt.
         inserted_ids: Token ids of a text with which the own output of a branch begins.
     """
 

@@ -79,15 +79,21 @@ class TokenKeys:
             stored = json.loads(path.read_text())
             keys = {str(kid): bytes.fromhex(key) for kid, key in stored.items()}
         except (ValueError, AttributeError, TypeError) as error:
-            raise ConfigError(f"{path} holds no keys: {error}", hint="remove it") from error
+            raise ConfigError(
+                f"{path} holds no keys: {error}",
+                hint="restore the file, or remove it to get a new key",
+            ) from error
         except OSError as error:
             raise ConfigError(
                 f"{path}: {error.strerror or error}",
                 field="origin.keys",
-                hint="name a file that can be read, or made",
+                hint="name a file that this user can read, or create",
             ) from error
         if not keys or any(len(key) < KEY_BYTES for key in keys.values()):
-            raise ConfigError(f"{path}: a key of {KEY_BYTES} bytes is needed", hint="remove it")
+            raise ConfigError(
+                f"{path} must hold at least one key, each of {KEY_BYTES} bytes or more",
+                hint="restore the file, or remove it to get a new key",
+            )
         return cls(keys)
 
     def issue(self, stream: bytes, rights: Right, expires_ms: int, tenant: str = "") -> str:

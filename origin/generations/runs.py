@@ -130,9 +130,10 @@ class Runs(Owner):
         recorder: HistoryRecorder | None = None,
         now_ms: Callable[[], int] = now_ms,
     ) -> None:
-        """Create the runs of an origin, without streams; see `StreamCore` for the times.
+        """Create the runs of an origin, without streams.
 
-        `now_ms` returns the Unix time in ms, which is stored with records.
+        `paused_s`, `most_wait_s` and `idle_s` are explained in `StreamCore`. `now_ms` returns the
+        Unix time in ms, which is stored with records.
         """
         self.models = models
         self.core = StreamCore(
@@ -158,8 +159,8 @@ class Runs(Owner):
         """Futures of callers that wait until their Steer orders are durable, by ticket."""
         self._storing_deliveries = asyncio.Lock()
         self._reading = asyncio.Lock()
-        """Held while a log is read, so that logs are read one after another. Other tasks, such as
-        those that store tokens, run between them."""
+        """Held while a log is read, so that logs are read one after another. Between two logs other
+        tasks can run, such as those that store tokens."""
 
     @property
     def clock(self) -> Callable[[], float]:
@@ -235,10 +236,10 @@ class Runs(Owner):
         self._metrics.cached.inc()
 
     async def cancel(self, stream: bytes) -> None:
-        """Cancel a stream: its worker writes the end, or this origin if it has no worker here.
+        """Cancel a stream: its worker writes the end, or this origin if the stream has no worker.
 
-        A stream that another origin generates is taken over for this. A stream that has ended stays
-        unchanged. The cancel of a stream that is here is carried out later if the ledger is away.
+        A stream that another origin generates is first taken over. A stream that has ended is not
+        changed. If the ledger is away, the cancel of a stream of this origin is carried out later.
         """
         await self._happen(CancelRequested(stream))
 
@@ -247,7 +248,7 @@ class Runs(Owner):
 
         Raises:
             Conflict: The stream ends, or leaves this origin, before the ids are inserted.
-            Overloaded: Too many such orders of the stream are pending.
+            Overloaded: Too many Steer orders of the stream are pending.
             Unavailable: The stream is not generated here.
         """
         if self.table.state_of(stream) is StreamState.PAUSED:
@@ -272,8 +273,9 @@ class Runs(Owner):
     async def restore(self, streams: Sequence[bytes]) -> None:
         """Continue unfinished streams of dead origins, as many as there is room for.
 
-        This may be called repeatedly, since streams that are already here are not affected.
-        Streams that could not be continued because the ledger was away are tried again.
+        The supervisor calls this again and again with all unfinished streams. Streams that this
+        origin has already are not affected. Streams that could not be continued because the ledger
+        was away are tried again.
         """
         await self._happen(UnfinishedListed(streams))
 
@@ -310,7 +312,10 @@ class Runs(Owner):
         await self._happen(WorkerAvailable(slot.number, is_new=True))
 
     def worker_begun(self, slot: WorkerSlot, begun: ActiveRuns) -> None:
-        """Report to the core on which runs without output the worker works."""
+        """Report to the core which runs a worker computes now that have no output yet.
+
+        If the worker dies, one of these runs may be the cause.
+        """
         self._do(self.core.handle(RunsStarted(slot.number, begun.runs), self.clock()))
 
     def worker_silent(self, slot: WorkerSlot) -> None:
@@ -466,7 +471,7 @@ class Runs(Owner):
         return EndStored(stream.id, nth, written.epoch)
 
     def _order(self, command: OrderRun) -> list[LedgerCommand]:
-        """Send a worker the order to generate a stream, and then the follow-up frames."""
+        """Send a worker the order to generate a stream, and then the command's further frames."""
         stream, slot, run = command.stream, self.models.slots[command.worker], command.run
         recipe, history = stream.recipe, command.history
         try:

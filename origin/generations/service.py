@@ -94,8 +94,8 @@ if TYPE_CHECKING:  # imports tokenizers, which only workers of kind `tokens` nee
 CHAT = "chat"
 """Class of the objects that store chats; an object's name is the id of its chat."""
 CANCEL_TIMEOUT_S = 5.0
-"""Maximum seconds that a cancel waits for the stream's end; then it reports the stream as running.
-"""
+"""Maximum seconds that a cancel waits for the stream's end. A stream that has not ended by then is
+reported as running."""
 LEDGER_SILENCE_S = 5.0
 """If the ledger has not answered for this many seconds, the origin reports that it is not ready."""
 LONG_CHARS = 8 * 1024
@@ -221,7 +221,10 @@ class Service:
         key: str | None,
         answer: KnownAnswer | None,
     ) -> StreamInfo | None:
-        """Create a stream that has a known answer; return None if there is none any more."""
+        """Create a stream that has a known answer.
+
+        The result is None if there is no answer, or if the stream that holds it was deleted.
+        """
         if answer is None:
             return None
         known = recipe.model_copy(update={"base": answer.shared, "notices": ()})
@@ -244,7 +247,7 @@ class Service:
         return info
 
     async def _admit(self, request: Open, model: ServedModel) -> Recipe:
-        # `ready` is None for a model that was never loaded; the name is then that of the settings.
+        # `ready` is None for a model that was never loaded. Its name then comes from the settings.
         ready = model.ready
         checked = partial(
             admit,
@@ -294,7 +297,7 @@ class Service:
         return int.from_bytes(self.random(8), "little")
 
     def _reader_of(self, model: str) -> PromptReader | None:
-        """Return the reader of a model's prompts; None if its workers are of kind `text`."""
+        """Return the tokenizer of a model's prompts; None if its workers are of kind `text`."""
         return self.runs.models.reader(model)
 
     def _new(
@@ -313,10 +316,10 @@ class Service:
         )
 
     async def resume(self, request: Resume | Renew) -> Opened:
-        """Return the stream that a reader wants to read on from, after index `request.after`.
+        """Return the answer to a reader that continues a stream after index `request.after`.
 
-        A Renew comes from an edge that has already shown a valid token for this stream. It needs no
-        token, so a reader can continue even if the token has expired meanwhile.
+        A Renew comes from an edge that has already shown a valid token for this stream. So a Renew
+        needs no token, and its reader can continue even if the token has expired meanwhile.
         """
         rights = Right(0)
         if isinstance(request, Renew):
@@ -334,8 +337,8 @@ class Service:
                 hint=f"at most {last}" if last >= 0 else "leave it out",
             )
         if isinstance(request, Renew):
-            # The edge already has the other fields of Opened. They stay empty, because tens of
-            # thousands of renewals may arrive at once.
+            # The edge already has the other fields of Opened. They stay empty to save time, because
+            # tens of thousands of renewals may arrive at once.
             return Opened(info.stream, info.next_index, "", "", 0, first=request.start)
         opened = replace(self._opened(info, rights), first=await self._first(request, info))
         self.runs.resumed(info.stream)
@@ -417,7 +420,7 @@ class Service:
         return info, rights_on(request.stream, tenant, request.caller, verified, right)
 
     async def call(self, call: Call) -> ObjectResponse:
-        """Send an edge's request to the handler of its class: see `_HANDLERS`."""
+        """Pass an edge's request to the handler for the object's class: see `_HANDLERS`."""
         if call.method not in CALL_METHODS:
             raise CallerError("no such method", code="method_not_allowed", status=405)
         own = Service._call_own if "/" in call.object else Service._refuse_class
@@ -462,10 +465,11 @@ class Service:
         model = self.runs.models.find(wanted.model)
         if self._reader_of(model.name) is None:
             raise Conflict(
-                "this origin cannot count tokens for this model, whose server reads the prompts",
+                "this origin cannot count tokens for this model,"
+                " because an upstream server tokenizes its prompts",
                 code="unsupported",
                 field="model",
-                hint="the usage of an answer has the count",
+                hint="generate an answer: its usage has the number of prompt tokens",
             )
         recipe = await self._admit(wanted, model)
         return ObjectResponse(200, body=str(len(recipe.prompt_ids)).encode())
@@ -621,7 +625,7 @@ def _request(call: Call | ObjectCall) -> ObjectRequest:
 
 
 def _require_edge(call: Call) -> None:
-    """Raise NotFound for a Call on behalf of a client; only edges themselves may make it."""
+    """Raise NotFound if an edge makes this Call for a client, and not on its own behalf."""
     if call.caller is not None:
         raise _no_class(call)
 

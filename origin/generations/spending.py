@@ -10,10 +10,10 @@ from tailrace.ledger.usage import DAY_MS, UsageCounts, UsageQuery, month_start_m
 from tailrace.origin.core.budgets import Budgets
 
 REFRESH_S = 10.0
-"""Interval in seconds at which the sums of keys are read again."""
+"""Interval in seconds at which the sums of tokens per key are read again."""
 LATE_DAYS = 1
-"""Days before today whose sums are read again: another origin's clock may be behind, and rows of
-streams that ended at midnight may come late."""
+"""Number of days before today whose sums are read again: another origin's clock may be behind, and
+rows of streams that ended at midnight may come late."""
 
 
 class SpendingReader:
@@ -33,13 +33,13 @@ class SpendingReader:
         self._refreshed_s = clock()
 
     async def know(self, key: str) -> None:
-        """Read the sums of a key for the whole month, unless they are known."""
+        """Read how many tokens a key has used on each day of this month, unless that is known."""
         async with self._reading:
             if not self._budgets.knows(key):
                 await self._read(key, month_start_ms(self._now_ms()) // DAY_MS)
 
     async def refresh(self) -> None:
-        """Read the latest sums again of all keys that are in use, every REFRESH_S."""
+        """If REFRESH_S have passed, read the latest sums of all keys in use again."""
         if self._clock() - self._refreshed_s < REFRESH_S:
             return
         async with self._reading:

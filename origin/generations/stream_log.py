@@ -24,8 +24,8 @@ class History:
 
     `steered` has, for each Steer order, the span of `ids` that the order inserted. `sent_bytes`
     counts the UTF-8 bytes of the text, and of names and arguments of tool calls. `calls` is the
-    number of tool calls. `engine` is the fingerprint that the first record of an engine stores;
-    None if only the stream's recipe has one. `at_ms` is the last stored time as Unix ms, or 0 (see
+    number of tool calls. `engine` is the engine's fingerprint if a record stores it; None if only
+    the stream's recipe has it. `at_ms` is the last stored time as Unix ms, or 0 (see
     `frame_times`). Records before index `begin` belong to the prompt and are not added.
     `last_output` is the index of the last frame other than a notice, or -1.
     """

@@ -129,12 +129,12 @@ async def append_end(
 ) -> WrittenEnd:
     """Take a stream over and write its end, unless it has one.
 
-    `now_s` is the time on the clock of `StreamProgress`, and `now_ms` the Unix time. `reach` is the
-    same as in `StepFrames.appends`.
+    `now_s` is the time on the clock of `StreamProgress`, and `now_ms` the Unix time. `reach`
+    returns how far the stream's readers have got: see `Readers.reach`.
 
     Raises:
         NotFound: The stream was deleted.
-        Damaged: The stream's row cannot be read.
+        Damaged: The ledger's row of the stream cannot be read.
         Unavailable: The ledger is away; the end may have been written.
     """
     takeovers = stream.epoch - 1
