@@ -117,8 +117,8 @@ class End:
     """The last output of a stream; if a producer just returns, the stream ends with `End()`.
 
     `total_tokens` is the number of generated tokens, `prompt_tokens` that of the input; both are 0
-    if tokens are not counted. Of these, `reasoning_tokens` were reasoning, and `cached_tokens` came
-    from a cache.
+    if tokens are not counted. `reasoning_tokens` of the generated tokens were reasoning, and
+    `cached_tokens` of the input came from a cache.
     """
 
     reason: FinishReason = FinishReason.STOP
@@ -144,7 +144,7 @@ class Resumption(StrEnum):
     are already logged are skipped."""
     CONTINUES = "continues"
     """The producer continues after the text `Request.delivered`. The result may differ from an
-    uninterrupted one, which a Notice in the stream says."""
+    uninterrupted one, so a Notice in the stream warns its readers."""
     ENDS = "ends"
     """The producer cannot continue a stream. The stream ends as `origin_lost`, and clients may send
     their requests again."""
@@ -158,7 +158,7 @@ class About:
     continues only on a producer with the same `fingerprint`. `device` is only shown to people.
     `offers` has the optional fields of an Open that the producer supports, out of `logprobs`,
     `format` and `tools`. `retries` means that the producer repeats failed requests itself, so the
-    origin does not retry a stream that it ends as retryable.
+    origin does not retry a stream that the producer has ended as retryable.
     """
 
     name: str
@@ -172,18 +172,19 @@ class About:
 class Producer(Protocol):
     """The interface of a producer.
 
-    It serves many requests at the same time, up to the setting `text_streams`.
+    A producer serves many requests at the same time, up to the setting `text_streams`.
     """
 
     @property
     def about(self) -> About: ...
 
     def produce(self, request: Request) -> AsyncGenerator[Output, None]:
-        """Yield the outputs of one request; it is resumed only when there is room for the next.
+        """Yield the outputs of one request.
 
-        If the stream is cancelled, CancelledError or GeneratorExit is raised in the generator. An
-        error of `tailrace.ledger.errors` ends the stream as failed with the error's message. Any
-        other error ends it as failed, too, but its details appear only in the origin's log. If the
+        The generator is resumed only when there is room for the next output. If the stream is
+        cancelled, CancelledError or GeneratorExit is raised in the generator. An error of
+        `tailrace.ledger.errors` ends the stream as failed with the error's message. Any other error
+        ends the stream as failed, too, but its details appear only in the origin's log. If the
         error, or the End, is retryable, the origin first runs the request once more, provided that
         the stream can continue (see `Resumption`).
         """

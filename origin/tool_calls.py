@@ -241,9 +241,9 @@ class CallReader:
         return False
 
     def _is_no_call(self) -> bool:
-        """Return True if the text so far cannot begin a call, because its first key is another.
+        """Return True if the text so far begins like JSON, but not like a call.
 
-        So an answer that is JSON is not held back.
+        The first key shows this. Such text is not held back, because it is part of the answer.
         """
         key = None if self._markup.begins else _FIRST_KEY.match(self._rest)
         return key is not None and (key[2] is not None or key[1] not in _KEYS)

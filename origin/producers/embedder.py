@@ -1,11 +1,12 @@
 """Embeddings and classes of a text, by sentence-transformers and transformers: `tailrace[embed]`.
 
-Both libraries define how a checkpoint's tokenizer, pooling and head are to be read, so the results
-are theirs, bit for bit. A stream has one text and one result, computed alone: in a batch the
-padding would change the last bits, and a stream that is produced again must repeat itself.
+The libraries compute the results, because they define how a checkpoint's tokenizer, pooling and
+head are used. A stream has one text and one result, and each text is computed alone: in a batch the
+padding would change the last bits of the result, but a stream that is produced again must get the
+same result.
 
-A text beyond the model's limit is refused, not cut: the embedding of its beginning looks like that
-of the whole, and a warning would get lost once it is in an index.
+A text beyond the model's limit is refused, not cut: an embedding of the text's beginning looks like
+one of the whole text, and once it is in a search index no warning is with it.
 """
 
 from __future__ import annotations
@@ -148,7 +149,10 @@ def _device(device: str) -> str | None:
 
 
 def _library(name: str) -> Any:
-    """Import a library by name: neither has types, and both bring torch."""
+    """Import one of the libraries by name.
+
+    They are imported late, because they import torch, and as `Any`, because they have no types.
+    """
     try:
         importlib.import_module("transformers").utils.logging.disable_progress_bar()
         return importlib.import_module(name)

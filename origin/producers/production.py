@@ -207,9 +207,9 @@ def _encoded(output: Output, frames: Iterator[Logged]) -> bytes | None:
 class Production:
     """The frames of one stream, from `request.next_index` on; `run` is its id in logs.
 
-    `inserted` are the indexes of frames that the origin has added since the producer began. After
-    the StreamEnd, `can_retry` is True if it reports a failure after which another run can continue
-    the stream, and none has done so before.
+    `inserted` are the indexes of frames that the origin has added since the producer began.
+    `can_retry` is set with the StreamEnd: it is True if the stream has failed but another run can
+    continue it, and no earlier run was such a retry.
     """
 
     def __init__(
@@ -234,7 +234,7 @@ class Production:
         self._filter = self._open_filter(filter_factory)
         self._ended = False
         self.counted = NOT_COUNTED
-        """The counts of the stream's End, once it is given."""
+        """The token counts of the stream's End, once the producer has yielded it."""
 
     async def frames(self) -> AsyncGenerator[Numbered, None]:
         """Yield all frames, the last of them a StreamEnd; raises only CancelledError."""
@@ -303,7 +303,7 @@ class Production:
         return index > recipe.begin + len(recipe.notices) + len(self._inserted)
 
     def _may_retry(self, end: End) -> bool:
-        """Return True if another run can continue after this end, and none has done so before."""
+        """Return True if another run can continue after `end`, and no run has been retried yet."""
         if not end.retryable or self._inserted or self._producer.about.retries:
             return False
         index = max(self._framing.next_index, self._request.next_index)
@@ -359,13 +359,13 @@ class TextFilter:
 
     @property
     def end(self) -> End | None:
-        """The filter's own end of the stream, if it has ended it."""
+        """The End of a stream that the filter has ended; None for any other stream."""
         if self._gate.reason is None:
             return None
         return End(self._gate.reason, total_tokens=self._pieces, message=self._gate.message)
 
     def passed(self, output: Output) -> Iterator[Output]:
-        """Yield what passes of one output; nothing follows an End."""
+        """Yield the outputs that may be sent after `output` was filtered; none follows an End."""
         match output:
             case Revision(final=False) | Reasoning():
                 return

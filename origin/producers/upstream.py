@@ -1,9 +1,10 @@
 """Any OpenAI-compatible server as a producer, whose tokens are logged and resumable like ours.
 
-If a server is lost before its first token, the request is sent again. If it is lost later, `lost =
-continue` asks for the text after what was delivered, and a Notice says that this is inexact, since
-no such server can produce the tokens of the uninterrupted run. `lost = end` ends the stream as
-`origin_lost`. A lost worker is handled alike: its successor gets what the ledger has.
+If a server is lost before its first token, the request is sent again. If it is lost later, the
+setting `upstream_lost` decides. `continue` requests the text after the delivered text, and a Notice
+says that the stream is inexact, because no such server can reproduce the tokens of an uninterrupted
+run. `end` ends the stream as `origin_lost`. A lost worker is handled in the same way: the next
+worker gets the delivered text from the ledger.
 
 Tokens are counted as pieces of text and reasoning until the server reports its own count, so a
 continuation may come out a little longer or shorter than requested. A server that exceeds
@@ -37,13 +38,14 @@ from tailrace.origin.tool_calls import CallPiece
 
 RETRY_MIN_S = 0.2
 RETRY_MAX_S = 5.0
-"""Maximum wait in seconds before a request is repeated; the ceiling doubles with each failure."""
+"""Maximum wait in seconds before a request is repeated. The upper bound of the random wait doubles
+with each failure until it reaches this maximum."""
 SETTLED_PIECES = 16
-"""Pieces of text after which a try counts as sound, and earlier failures are forgotten."""
+"""Pieces of text after which a try counts as successful, and earlier failures are forgotten."""
 BROKEN = frozenset(("upstream_failed", "upstream_rubbish"))
 BROKEN_TRIES = 5
-"""Number of consecutive broken answers after which a server is not retried: it is then not
-starting, which would show as a refused connection or a 503."""
+"""Number of consecutive broken answers after which a server is not retried. Such a server is not
+just starting: then it would refuse connections or answer 503."""
 
 MAX_LIST_BYTES = 1 << 20
 ANSWER_S = 10.0
@@ -80,7 +82,7 @@ class _Said:
         untold: True if there were pieces since the last Notice.
         failures: Number of failed tries since the last try that made SETTLED_PIECES.
         broken: Number of the last failures in a row that were invalid answers.
-        lost_s: Time of the first of the failures, by the clock of `Retry`.
+        lost_s: Time of the first of these failures, in seconds by the clock of `Retry`.
         tried: Number of pieces of text in the current try.
     """
 
@@ -208,7 +210,8 @@ def _is_over(call: UpstreamCall, said: _Said, before: _Said, max_tokens: int) ->
 def _end(call: UpstreamCall, said: _Said, before: _Said) -> End:
     """Return the end that the server reports.
 
-    `before` is the stream before this call; the server counts its text as part of the prompt.
+    `before` has the counts at the beginning of this call. The server counts the text that the
+    stream had then as part of the prompt.
     """
     assert call.finish is not None  # without a finish reason pieces() raises an error
     usage, finish = call.usage, call.finish
@@ -229,9 +232,10 @@ def _end(call: UpstreamCall, said: _Said, before: _Said) -> End:
 async def open_upstream(
     config: OriginConfig, progress: Progress, retry: Retry | None = None
 ) -> Upstream:
-    """Return the producer once the server answers; `progress` says why it is being retried.
+    """Return the producer once the server answers.
 
-    Raises ConfigError if the server answers and retrying cannot help.
+    `progress` is called after each failed try with the reason. Raises ConfigError if the server
+    answers, but another try cannot help.
     """
     retry = retry or Retry()
     client = client_of(config)

@@ -43,7 +43,8 @@ from tailrace.origin.tool_calls import CallPiece, read_calls, read_functions
 NO_TOP_K = -1
 """The `top_k` that turns the filter off; SGLang refuses 0, vLLM and llama.cpp accept both."""
 MAX_SEED = 2**31 - 1
-"""Maximum seed that is sent, of our 64 bits; some servers store it in 32 bits with a sign."""
+"""Maximum seed that is sent. Seeds have 64 bits here, but some servers store them as signed 32-bit
+integers."""
 
 Body = dict[str, Any]
 
@@ -146,9 +147,9 @@ def _sampling(recipe: Recipe) -> Body:
 
 
 def _given_before(settled: Body) -> list[str]:
-    """Return the settings that earlier versions sent for a recipe without `given`.
+    """Return the settings to send for a recipe without `given`, which an earlier version wrote.
 
-    So streams that they began continue in the same way.
+    They are those that the earlier version sent, so that its streams continue in the same way.
     """
     always = ("temperature", "seed")
     return [name for name, it in SAMPLING.items() if name in always or settled[name] != it.neutral]
@@ -273,7 +274,10 @@ class UpstreamCall:
         return pieces + [piece for delta in reply.calls for piece in self._call(delta)]
 
     def _call(self, delta: CallPiece) -> list[Piece]:
-        """Return the number of a call; some servers number all calls alike, with different ids."""
+        """Return the pieces of a tool call, with our number for the call.
+
+        Some servers give all calls the same number, so a new id also means a new call.
+        """
         ours, known_id = self._calls.get(delta.call, (-1, ""))
         pieces: list[Piece] = []
         if ours < 0 or (delta.id and delta.id != known_id):
@@ -295,9 +299,9 @@ class UpstreamCall:
         self._silence = IdleTimer(asyncio.get_running_loop().time(), look_s)
 
     async def _within(self, step: Awaitable[T]) -> T:
-        """Return the step's result.
+        """Await `step`, and return its result.
 
-        Raises Unavailable if it fails, or the server is silent too long.
+        Raises Unavailable if the step fails, or the server is silent for too long.
         """
         try:
             async with asyncio.timeout(None) as limit:

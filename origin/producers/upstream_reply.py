@@ -41,12 +41,12 @@ FINISH = {
     "max_tokens": FinishReason.LENGTH,
     "tool_calls": FinishReason.TOOL_CALLS,
 }
-"""Finish reasons of complete answers; other names, such as stop or eos, also mean that it is
-complete."""
+"""Our finish reasons for those of servers. Names that are not listed, such as stop or eos, count as
+STOP."""
 BROKEN = frozenset(("abort", "aborted", "cancelled", "error"))
 """Finish reasons of servers that gave up in the middle."""
 WORTH_ANOTHER_TRY = frozenset((408, 425, 429))
-"""Statuses below 500 that report a temporary condition and no bad request: a retry may help."""
+"""Statuses below 500 for which a retry may help, because they report a temporary condition."""
 STARTING = frozenset((502, 503, 504))
 """Statuses of a server that is starting, or of a proxy in front of it; other statuses from 500 on
 mean that the server is broken."""
@@ -212,8 +212,8 @@ class Usage:
 class Reply:
     """The meaning of one event.
 
-    `done` is the server's own mark of the end. All fields of a keep-alive are empty. Calls have
-    the server's numbers.
+    `done` is True for the event that marks the end of the answer. All fields of a keep-alive are
+    empty. The tool calls in `calls` have the server's numbers, not ours.
     """
 
     text: str = ""
@@ -268,7 +268,7 @@ def refusal(status: int, body: bytes, retry_after: str = "") -> TailraceError:
 
 
 def _milliseconds(retry_after: str) -> int | None:
-    """Return a Retry-After header in milliseconds, or None if it is not a number of seconds."""
+    """Return the time in a Retry-After header in ms; None if it is not a number of seconds."""
     value = retry_after.strip()
     if not value.isascii() or not value.isdigit():
         return None
