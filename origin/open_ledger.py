@@ -19,7 +19,8 @@ from tailrace.ledger.sqlite.retention import RetentionSettings
 from tailrace.origin.config import LedgerConfig
 
 SEEN_NAME = "ledger.db.seen"
-"""Name of the file in the data folder that holds the path of its ledger, once one was created."""
+"""Name of a file in the data folder with the path of the ledger, written when it is created. With
+it, a ledger that has disappeared is not mistaken for a new origin without a ledger."""
 
 log = structlog.get_logger("origin")
 

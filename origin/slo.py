@@ -1,9 +1,9 @@
 """The promised times to the first token (SLOs) of the classes, and how many streams kept them.
 
 A stream keeps the promise of its class if its first frame other than a notice of the origin is
-released within the promised time of its admission. Waits for the model to load count. A stream that
-ends as failed or lost before its first frame has missed it. A stream that is cancelled before then
-counts only if the promised time was over.
+released within the promised time of its admission. The time in which the stream waits for its model
+counts, too. A stream that ends as failed or lost before that frame has missed the promise. A stream
+that is cancelled before that frame counts only if the promised time was over.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LOST = (FinishReason.FAILED, FinishReason.ORIGIN_LOST)
 
 @dataclass(slots=True)
 class SloCount:
-    """The streams of one class and model that count, and those of them that missed the promise."""
+    """Number of streams of one class and model, and of those among them that missed the promise."""
 
     streams: int = 0
     missed: int = 0

@@ -142,8 +142,8 @@ def fork_server_of(config: OriginConfig, models: Sequence[OriginConfig]) -> Fork
     """Return a fork server for the workers of all models that make tokens, or None.
 
     The fork server imports the modules that any of these workers needs. If there is only one model
-    and it is small, the fork server loads it, too. Several models are not loaded there, because
-    they would stay in memory while they are unloaded.
+    and it is small, the fork server loads it, too. Several models are not loaded there, because the
+    fork server would keep a model in memory that the pool has unloaded.
     """
     ours = [model for model in models if makes_tokens(model)]
     if not config.fork_workers or not ours:

@@ -93,7 +93,7 @@ async def serve(
 
 
 def _reader_of(config: OriginConfig) -> PromptReader | None:
-    """Return the reader of a model's prompts; None if its workers are of kind `text`."""
+    """Return what tokenizes a model's prompts; None if its workers are of kind `text`."""
     if not makes_tokens(config):
         return None
     # Imported late: it needs packages of the extra `torch`, which an origin that serves only an
@@ -305,9 +305,10 @@ class Supervisor:
 
     @contextmanager
     def _unless_unread(self) -> Iterator[None]:
-        """Log instead of raise that the ledger cannot be read or is damaged.
+        """Log, instead of raising it, an error that says that the ledger is unreadable or damaged.
 
-        This is for work that is soon tried again. A failed write is raised, and ends the origin.
+        The `with` block is tried again soon. The error of a failed write is raised, and ends the
+        origin.
         """
         try:
             yield

@@ -153,7 +153,7 @@ async def _turns(ledger: Ledger, stream: bytes, first: int, last: int) -> list[T
 
 
 async def _records(ledger: Ledger, stream: bytes, first: int, last: int) -> list[bytes]:
-    """Return the records of a chat's turns `first` to `last` - 1, or of fewer turns, as JSON."""
+    """Return a chat's turns `first` to `last` - 1 as JSON, but at most MAX_READ_TURNS of them."""
     records: list[bytes] = []
     for raw in await ledger.frames(stream, first, min(last - first, MAX_READ_TURNS)):
         _, frame = decode(raw)

@@ -27,8 +27,8 @@ from tailrace.origin.streams.state import StoredStream
 from tailrace.origin.streams.stored_object import StoredStreamObject
 
 TURN = "turn:"
-"""Prefix of the values that have the number of a stream's turn. The stream's id, in hex, follows.
-Because of them, a repeated request does not list a stream twice."""
+"""Prefix of the keys under which a chat stores the number of each stream's turn; the stream's id in
+hex follows. The chat looks there first, so that a repeated request does not list a stream twice."""
 KEPT_MS = 86_400_000
 """Time in ms after the start of its latest turn at which a chat is forgotten."""
 

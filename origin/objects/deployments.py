@@ -168,7 +168,7 @@ class DeploymentObject(DurableObject):
         self._keep(kept, ERASE_RETRY_MS)
 
     async def _run(self, cron: str, at_ms: int, kept: Deployed) -> None:
-        """Run a cron: call `scheduled` of the object named like it, in each class that has one."""
+        """Run a cron: call `scheduled` in each class that has it, on the object named `cron`."""
         request = ObjectRequest.internal(SCHEDULED, str(at_ms).encode())
         script = self.context.key.name
         for name in _scheduled([one for one in kept.bound if one in self._own], self._own):

@@ -124,7 +124,7 @@ class OriginObjects:
         return deployed.kinds[name]
 
     async def load(self) -> None:
-        """Read all deployments from the ledger, and use their classes."""
+        """Read all deployments from the ledger, and serve the classes that they name."""
         store = self.runtime.ledger.objects
         for script in await store.names(DEPLOYMENT):
             found = await store.get(ObjectKey(DEPLOYMENT, script), (KEPT,))
@@ -132,7 +132,7 @@ class OriginObjects:
                 self._adopt(script, found[KEPT])
 
     def _adopt(self, script: str, raw: bytes) -> None:
-        """Use the classes of a script's deployment; `raw` is its stored state.
+        """Serve the classes of a script's deployment from now on; `raw` is its stored state.
 
         Loaded objects are recreated if their namespace now has another class.
         """

@@ -53,8 +53,8 @@ class LivePool:
     """The pool that decides which models are loaded.
 
     `policy` decides about all models except those with a policy in `own`. The pool's commands are
-    passed to `carry_out`. Its records are passed to `tell` with False, and the decisions of the
-    shadow pool with True. Times are seconds of `clock_s`.
+    passed to `carry_out`. Each record of the pool, and each decision of the shadow pool, is passed
+    to `tell`, whose second argument is True for the shadow pool. Times are seconds of `clock_s`.
     """
 
     def __init__(
@@ -115,9 +115,10 @@ class LivePool:
                 log.warning("pin.ignored", model=model, error=str(error))
 
     async def apply(self, policy: str, *, shadow: bool) -> None:
-        """Switch to another policy, taught with recent requests, or run it in the shadow pool.
+        """Switch to another policy or, with `shadow`, run it in the shadow pool.
 
-        Models that have policies of their own keep them.
+        The policy first learns from recent requests. Models that have policies of their own keep
+        them.
         """
         chosen = await self._taught(named_policy(policy, self._prices))
         if shadow:
@@ -223,9 +224,10 @@ class LivePool:
             self.tell(record, True)
 
     async def _taught(self, policy: KeepAlivePolicy) -> KeepAlivePolicy:
-        """Have a thread teach the recent requests to a policy, and return the policy.
+        """Teach a policy the recent requests, and return the policy.
 
-        This may take a second. Requests that arrive meanwhile are left out.
+        A thread does this, because it may take a second. Requests that arrive meanwhile are left
+        out.
         """
         await asyncio.to_thread(teach, policy, tuple(self._recent))
         return policy

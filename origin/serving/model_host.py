@@ -77,7 +77,8 @@ MAX_NAMED = 8
 log = structlog.get_logger("models")
 
 Readers = Mapping[str, "PromptReader | None"]
-"""Readers of prompts, by model; None for a model whose workers are of kind `text`."""
+"""The `PromptReader` of each model, which tokenizes its prompts; None if its workers are of kind
+`text`."""
 
 
 def log_record(record: PoolRecord) -> None:
@@ -223,7 +224,7 @@ class ModelHost:
         return self.core.workers[slot.number]
 
     def reader(self, name: str) -> PromptReader | None:
-        """Return the reader of a model's prompts; None if its workers are of kind `text`."""
+        """Return what tokenizes a model's prompts; None if its workers are of kind `text`."""
         return self.readers.get(name, self.readers.get(""))
 
     @property
@@ -300,7 +301,7 @@ class ModelHost:
         return f"{model.name!r} was waited for {loop.time() - begun:.1f} s" if has_waited else ""
 
     def _about(self, model: ServedModel, expected_s: float) -> str:
-        """Return the end of a notice: how long the load takes, and how reliable that figure is."""
+        """Return the last part of a notice: how long the load takes, and if that is a guess."""
         if model.ready is not None:
             return f"which takes about {expected_s:.1f} s"
         if self.reader(model.name) is None:
@@ -408,7 +409,10 @@ def settings_name(model: ServedModel) -> str:
 
 
 def _tier(model: ServedModel) -> Tier:
-    """Return the tier for new requests: a draining model takes none and must be loaded again."""
+    """Return the tier as new requests find it.
+
+    A draining model counts as unloaded, because it takes no request until it is loaded again.
+    """
     return Tier.HOST if model.state is ModelState.DRAINING else model.tier
 
 

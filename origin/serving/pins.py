@@ -50,7 +50,7 @@ class Pins:
 
 
 def _read(path: Path) -> frozenset[str]:
-    """Return the pins in a file; none if it is missing or unreadable. The latter is logged."""
+    """Return the pins in a file; none if it is missing, or if it is unreadable, which is logged."""
     try:
         stored = json.loads(path.read_text("utf-8"))
         models = stored["models"] if stored["version"] == VERSION else None

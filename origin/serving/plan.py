@@ -51,8 +51,8 @@ CAP_SETTINGS = {CPU: "cpu_memory_mib", GPU: "gpu_memory_mib"}
 class KnownModel:
     """Facts about a model from its last load.
 
-    `ready` is the Ready frame of its worker, without spans. `load_s` is how long the load took, in
-    seconds.
+    `ready` is the Ready frame of its worker, without the times of the load's stages (`spans`).
+    `load_s` is how long the load took, in seconds.
     """
 
     ready: Ready
@@ -62,7 +62,7 @@ class KnownModel:
 class KnownModels:
     """Remembers facts about models from their last load, to admit requests for unloaded models.
 
-    They are stored in a file of the data folder, each with a hash of the model's files and
+    A file in the data folder has an entry for each model, with a hash of the model's files and
     settings. An entry that cannot be read or has another hash is replaced at the next load.
     """
 
@@ -127,7 +127,7 @@ def device_of(config: OriginConfig) -> str:
 
 
 def needed(name: str, table: ModelTable, config: OriginConfig) -> tuple[int, OriginConfig]:
-    """Return the bytes of each worker of a model, and its settings with a KV cache of that size.
+    """Return the bytes that each worker of a model takes, and the model's settings with `kv_mib`.
 
     Raises:
         ModelError: The checkpoint cannot be served.
