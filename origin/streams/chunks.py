@@ -1,6 +1,6 @@
 """The frames of a stream object: messages as Chunks, and the data that each frame adds.
 
-A message is a run of Chunks, the last of which is marked.
+A message is one or more consecutive Chunks, the last of which is marked as such.
 """
 
 from __future__ import annotations

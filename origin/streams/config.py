@@ -17,7 +17,7 @@ FORMAT = 1
 class Part:
     """The part of a ledger stream that a fork inherits: up to index `end`, counted in the fork.
 
-    It starts where the previous part ends, or at 0.
+    The part starts where the fork's previous part ends, or at 0.
     """
 
     stream: bytes
@@ -26,7 +26,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class ForkOrder:
-    """A client's request for a fork; without an offset it is at the source's end."""
+    """A client's request for a fork; without an offset, the fork begins at the source's end."""
 
     source: str
     offset: Offset | None = None
@@ -47,7 +47,7 @@ class Create:
 class StreamConfig:
     """A stream's configuration: its own ledger stream, `stream`, and the `parts` it has inherited.
 
-    `asked` is the request that created it; an equal request only confirms the stream. A deleted
+    `asked` is the request that created the stream; an equal request only confirms it. A deleted
     stream whose forks still exist is marked `deleted`: its frames stay, and only the forks see it.
     """
 

@@ -14,7 +14,8 @@ EPOCH_MS = 1_728_432_000_000
 INTERVAL_MS = 20_000
 
 MAX_JITTER_S = 3600
-"""Maximum seconds by which a new cursor exceeds an echoed one that is not older than now."""
+"""Maximum seconds by which a new cursor exceeds the cursor that a client echoes, if that cursor is
+of the current interval or later."""
 
 MAX_DIGITS = 16
 """Maximum digits of a cursor; longer numbers are ignored, since no origin issues them."""
@@ -30,7 +31,11 @@ def parse_cursor(text: str | None) -> int | None:
 
 
 def next_cursor(now_ms: int, echoed: int | None, random: Callable[[int], bytes]) -> int:
-    """Return the number of the current interval, or one above `echoed` if it is not older."""
+    """Return the number of the current interval, or a higher number than `echoed`.
+
+    A client that echoes a cursor of the current interval or later gets the higher number, so that
+    the URL of its next request differs.
+    """
     current = max(0, now_ms - EPOCH_MS) // INTERVAL_MS
     if echoed is None or echoed < current:
         return current

@@ -1,11 +1,12 @@
 """Expiry of a stream: at a fixed time, or some time after its last use.
 
-`Stream-TTL` is a sliding window: every write and every read renews it, HEAD does not, and the
-stream is gone in the ms in which the window ends. A write stores the time of use with its data. A
-read stores it only if the last stored time is more than `UNWRITTEN_SHARE` of the window old, and
-otherwise keeps it in memory. Reads that were not stored are lost with the memory, so a restored
-object assumes the latest read that can have happened: it never expires too early, and too late by
-at most that share of its window.
+`Stream-TTL` is a sliding window: every write and every read renews it, but HEAD does not. The
+stream is gone in the ms in which the window ends.
+
+A write stores the time of use with its data. A read keeps the time in memory, and stores it only if
+the last stored time is older than the window divided by `UNWRITTEN_SHARE`. A restart loses times
+that are only in memory, so a restored object assumes the latest read that may have happened. Then a
+stream never expires too early, and it expires too late by at most that part of its window.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from tailrace.origin.streams.protocol import EXPIRES_AT, TTL
 MAX_TTL_S = 100 * 365 * 24 * 3600
 
 UNWRITTEN_SHARE = 10
-"""Divisor of a stream's TTL: the time of a read is stored if the stored one is older than this part
-of the TTL."""
+"""Divisor of a stream's TTL: a read stores its time only if the last stored time is older than
+TTL / UNWRITTEN_SHARE."""
 
 _TTL = re.compile("0|[1-9][0-9]{0,9}")
 
@@ -71,7 +72,7 @@ class LastUse:
 
     @classmethod
     def restored(cls, stored_ms: int, expiry: Expiry, now_ms: int) -> LastUse:
-        """Return the last use after a restart, assuming reads that were not stored."""
+        """Return the last use after a restart, assuming the latest read that was not stored."""
         unstored = min(stored_ms + expiry.unwritten_ms, now_ms)
         return cls(max(stored_ms, unstored), stored_ms)
 

@@ -2,18 +2,18 @@
 
 A fork copies nothing. It names the ledger streams that hold its inherited frames, up to an index,
 and continues in a ledger stream of its own with the next index, so that offsets of the source are
-offsets of the fork. Only if the cut is inside a message is the beginning of that message written
-again. In exchange every source keeps a reference per fork, and keeps its frames as long as it has
-one.
+offsets of the fork. Only if the fork begins inside a message is the first part of that message
+written again. In exchange every source stores a reference for each of its forks, and keeps its
+frames while it has any reference.
 
 `Stream-Fork-Sub-Offset` counts from the offset: bytes within the next message or, in JSON mode,
 values.
 
-A fork identifies itself by its ledger stream, so that requesting a reference twice has the effect
-of once. It stores that it may owe a reference before it requests one, and deletes that with the
-write that creates the fork; deleting the fork stores it again. The alarm returns all owed
-references, retrying as often as necessary: so no reference leaks when a process dies, and none is
-held twice.
+A fork identifies itself by its ledger stream, so that the source stores only one reference even if
+the request is repeated. No reference may leak when a process dies. So before a fork requests its
+reference, it stores a note that it must return the reference. The write that creates the fork
+deletes the note, and deleting the fork stores the note again. The object's alarm returns each
+reference that has a note, and retries until that succeeds.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ def confirms(asked: Create, config: StreamConfig, *, closed: bool) -> bool:
     """Return True if a request to create describes exactly the existing stream."""
     return (
         asked.closed == closed
-        and asked.fork == config.asked.fork  # as the requests named it, not as resolved
+        and asked.fork == config.asked.fork  # as requested, not with values from the source
         and asked.expiry in (config.asked.expiry, config.expiry)
         and _same_type(asked, config)
     )
@@ -259,7 +259,7 @@ class References:
         wake_by(self._context, at_ms)
 
     async def owed(self) -> dict[str, bytes]:
-        """Return the values of owed references."""
+        """Return the references that must be returned: the name of the source by storage key."""
         return await self._storage.list(prefix=OWED)
 
     async def give_back(self) -> None:

@@ -192,7 +192,10 @@ class StreamObject(StoredStreamObject):
         return replace(asked, fork=replace(asked.fork, source=source))
 
     async def _confirmed(self, asked: Create) -> ObjectResponse | None:
-        """Return the answer for an existing name: 200 for an equal request, 409 for another."""
+        """Return the answer 200 if the stream exists as requested; None if there is no stream.
+
+        Raises Conflict if a stream with another configuration exists.
+        """
         state = await self._living()
         if state is None:
             return None

@@ -1,9 +1,9 @@
 """Offsets: positions in a stream, as clients see them.
 
 An offset is an opaque token to clients, which sorts as text. It names a frame by its index, and a
-byte in it. It is nearly always at the beginning of a frame; inside a frame it is where a reader of
-text stopped between two characters. So every well-formed offset can be checked against the frame
-that it names.
+byte in this frame. Nearly every offset is at the beginning of a frame; a reader of text may also
+stop inside a frame, between two characters. So every well-formed offset can be checked against the
+frame that it names.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Tip:
 class Page:
     """Data between two offsets: one element per message of JSON, else one per frame.
 
-    `up_to_date`: there was no more data. `closed`: there will be no more.
+    `up_to_date`: the stream had no more data when it was read. `closed`: it will never have more.
     """
 
     start: Offset
@@ -47,9 +47,9 @@ class Page:
         return any(self.data)
 
     def back(self, size: int) -> Offset | None:
-        """Return the offset `size` bytes, at least 1, before the page's end.
+        """Return the offset that is `size` bytes (at least 1) before the end of the page.
 
-        None before its start.
+        The result is None if that is before the start of the page.
         """
         index = self.next.index
         for data in reversed(self.data):
@@ -89,13 +89,13 @@ class PageBuilder:
 
     @property
     def wants(self) -> int:
-        """Return the number of frames to feed next, from the size of those so far."""
+        """Return how many frames to feed next, estimated from the sizes of the frames so far."""
         there, taken = self._tip.index - self._at, self._at - self.first_index
         room = (MAX_PAGE_BYTES - self._bytes) * taken // max(1, self._bytes)
         return min(there, max(FIRST_FRAMES, min(room, MAX_PAGE_FRAMES)))
 
     def feed(self, frames: Sequence[bytes]) -> None:
-        """Take frames; those beyond a full page are ignored."""
+        """Add frames to the page; frames for which it has no room are ignored."""
         for raw in frames:
             if self.full:
                 return

@@ -1,7 +1,8 @@
 """Vocabulary of the Durable Streams protocol: headers, names, content types, errors as JSON.
 
-Header fields are in lower case, as objects get them. The name of a stream is the path after
-`/v1/stream/`; the id of a generation is a name, too.
+Names of header fields are in lower case here, because edges send them so to objects. The name of a
+stream is its path after `/v1/stream/`. A generation can be read like a stream whose name is the
+generation's id.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def within(tenant: str, name: str) -> str:
 
 
 def named_by(link: str) -> str:
-    """Return the name in a stream's path or URL. Raises NotFound if `link` is neither."""
+    """Return the name of the stream whose path or URL `link` is. Raises NotFound for other text."""
     try:
         path = urlsplit(link).path
     except ValueError:

@@ -1,8 +1,8 @@
 """Reads of a stream: directly from storage, without its object, on any origin.
 
 No writer waits for a reader, and a reader on another origin does not move a stream away from its
-writer. Only if a read prolongs the stream's life, or is at its end, is the object asked first,
-since only the object knows if the stream still exists.
+writer. The object is asked first only if the read prolongs the stream's life, or is at the stream's
+end, because only the object knows if the stream still exists.
 
 Readers that stay connected get server-sent events, or the ledger's frames. In events (WHATWG HTML,
 9.2.6) each batch of data is followed by the reader's position. A client that collects data up to a
@@ -73,7 +73,7 @@ _LINE_END = re.compile("\r\n|\r|\n")
 PIECE_BYTES = 256 * 1024
 """Target bytes of a piece of frames; one piece is held in memory for each slow reader."""
 LEAST_FRAMES, MOST_FRAMES = 4, 256
-"""Minimum and maximum frames in a piece. It has few frames if they are large (at most 64 KiB)."""
+"""Minimum and maximum frames in a piece. A piece of large frames (up to 64 KiB each) has few."""
 SILENCE_S = 15.0
 """Seconds without data after which a keep-alive is sent."""
 
@@ -100,8 +100,8 @@ async def in_slices(steps: Steps[T]) -> T:
 class StreamReader:
     """Reads a stream as configured: the frames it has inherited, then its own.
 
-    It holds nothing between two calls, so a reader that does not come back costs nothing. Methods
-    raise NotFound once the stream has been deleted.
+    A StreamReader holds nothing between two calls, so a client that does not come back costs
+    nothing. Methods raise NotFound once the stream has been deleted.
     """
 
     def __init__(self, ledger: Ledger, config: StreamConfig) -> None:
@@ -114,7 +114,10 @@ class StreamReader:
         return Tip(self._base + info.next_index - info.ended, info.ended)
 
     async def page(self, start: Offset | None) -> Page:
-        """Return the page from `start`, or at the end. Raises CallerError if it is no position."""
+        """Return the page that begins at `start`, or at the stream's end if `start` is None.
+
+        Raises CallerError if `start` is no position of the stream.
+        """
         tip = await self.tip()
         builder = PageBuilder(tip.offset if start is None else start, tip, json=self._json)
         index = builder.first_index
@@ -140,7 +143,7 @@ class StreamReader:
     async def wait_frames(self, index: int, limit: int, timeout_s: float) -> list[bytes]:
         """Return at most `limit` frames from `index` on, StreamEnd included.
 
-        None after the timeout.
+        If there are none, wait for them; the result is empty after the timeout.
         """
         frames: list[bytes] = []
 
@@ -201,7 +204,7 @@ class StreamReader:
 
 
 def data_event(text: str) -> bytes:
-    """Return the server-sent event of a batch of data; no `text` can end the event early."""
+    """Return the server-sent event of a batch of data; line ends in `text` do not end the event."""
     # Clients remove one space after the colon, so add one before text that begins with a space.
     lines = (f"data: {x}" if x[:1] == " " else f"data:{x}" for x in _LINE_END.split(text))
     return ("event: data\n" + "\n".join(lines) + "\n\n").encode()
@@ -440,7 +443,8 @@ def shown(
     # than read.
     version = hashlib.blake2b(config.stream, digest_size=8).hexdigest()
     etag = f'"{version}:{page.start}:{page.next}{":closed" if page.closed else ""}"'
-    # A client sends each cursor only once, so the URL need not be cached for longer.
+    # The answer to a long poll may be cached: the client's next request has a new cursor, and so
+    # another URL.
     settled = page.closed or not page.up_to_date or cursor is not None
     headers = [
         *position(page.next, closed=page.closed),

@@ -58,7 +58,10 @@ class Place:
     seq: int
 
     def pack(self, index: int = 0) -> bytes:
-        """Return the place as stored, with the request's index, which orders places by age."""
+        """Return the place in its stored form, with the stream's index at the time of the request.
+
+        The index tells which of the stored places are the oldest.
+        """
         return f"{self.epoch} {self.seq} {index}".encode()
 
     @classmethod
@@ -108,7 +111,10 @@ def parse_create(request: ObjectRequest, max_body_bytes: int) -> Create:
 
 
 def parse_append(request: ObjectRequest, max_body_bytes: int) -> AppendRequest:
-    """Return a POST. Without a body it can only close, and its content type is ignored."""
+    """Return a POST as a request to append.
+
+    A POST without a body can only close the stream, and its content type is ignored.
+    """
     _check_body(request.body, max_body_bytes)
     closes, content_type = _closes(request), None
     if request.body:

@@ -1,8 +1,9 @@
 """The state of a stream in its object's memory, and its changes in the object's storage.
 
-Three values hold it: its configuration, its last use (only if it has a TTL) and the last
-`Stream-Seq`; besides, there is one value per producer and one per fork. Its length is what its
-ledger stream says, so an append of plain bytes writes frames and no value.
+The object stores up to three values for a stream: its configuration, its last use (only if it has a
+TTL) and the last `Stream-Seq`. It also stores one value per producer and one per fork. The length
+of the stream is not stored, because the ledger stream has it, so an append of plain bytes writes
+frames and no value.
 """
 
 from __future__ import annotations
@@ -34,7 +35,11 @@ FIRST_EPOCH = 1
 
 @dataclass(slots=True)
 class StoredStream:
-    """A stream in memory; `tip` counts accepted data, `epoch` is the ledger stream's."""
+    """A stream in memory.
+
+    `tip` includes data that was accepted and is not durable yet. `epoch` is that of the ledger
+    stream.
+    """
 
     storage: ObjectStorage
     config: StreamConfig
