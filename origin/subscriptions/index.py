@@ -1,15 +1,17 @@
 """Delivers changes of streams to subscriptions, and holds the list of all subscriptions.
 
-Changes of streams are queued for a subscription, later ones merged into earlier ones, and the
-subscription is notified to take them. So a burst costs one update per stream, and a request to a
-subscription right after a change sees that change.
+Changes of streams are queued for each subscription, and the subscription is notified to fetch them.
+A later change of a stream is merged into an earlier one in the queue. So a burst costs one update
+per stream, and a request to a subscription right after a change sees that change.
 
-The queues are in memory. What is lost with them, in a crash or on another origin, is recovered by
-scanning every stream: each subscription is told to scan when it is first seen here.
+The queues are in memory. Changes are lost with them in a crash, and changes on another origin never
+reach them. A scan of all streams finds these changes: each subscription is told to scan when this
+process first sees it.
 
-The index object answers `GET /v1/stream/__ds/jwks.json` to everyone, and internal requests of
-subscriptions to enter, leave, or sign a webhook's body. The key never leaves it: Ed25519 (RFC
-8032), published to receivers as a JWK set (RFC 8037).
+The index object answers `GET /v1/stream/__ds/jwks.json` to everyone. It also answers internal
+requests of subscriptions to be listed or removed, or to sign a webhook's body. Signatures are
+Ed25519 (RFC 8032). The private key never leaves the object; the public key is published to
+receivers of webhooks as a JWK set (RFC 8037).
 """
 
 from __future__ import annotations
@@ -86,9 +88,9 @@ class ObjectFetcher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Update about a stream: whether it was deleted, and where it ends if it exists.
+    """Update about a stream: if it was deleted, and where it ends if it exists.
 
-    `since` is where it ended before.
+    `since` is where the stream ended before the update.
     """
 
     deleted: bool = False
@@ -129,7 +131,7 @@ class Updates:
             self._notify(name, UPDATE)
 
     def enter(self, name: str, entry: bytes) -> None:
-        """Register a subscription's interests, from now on."""
+        """Register a subscription's interests, so that it gets changes from now on."""
         self._directory.enter(name, entry)
 
     def leave(self, name: str) -> None:
@@ -300,7 +302,10 @@ class SubscriptionIndex(DurableObject):
         return self._sizes
 
     async def _changed(self) -> None:
-        """Mark the entries as changed, once they are durable: see `Updates`."""
+        """Change the version of the entries, and wait until it is durable.
+
+        `Updates` of other origins then read the entries again.
+        """
         self.context.storage.put(VERSION, self.context.random(_VERSION_BYTES))
         await self.context.storage.sync()
 

@@ -59,9 +59,9 @@ class Route(NamedTuple):
 
 
 def object_of(path: str) -> ObjectKey:
-    """Return the key of the object for `path`, undecoded, below ROOT.
+    """Return the key of the object that serves `path`, the percent-encoded path below ROOT.
 
-    Raises NotFound without one.
+    Raises NotFound if no object serves this path.
     """
     if path == JWKS:
         return INDEX_KEY
@@ -135,7 +135,10 @@ Names = Annotated[list[Name], Field(max_length=MAX_STREAMS)]
 
 
 class JsonBody(BaseModel):
-    """Base of bodies; unknown fields are ignored, since they are for other servers."""
+    """Base class of JSON request bodies.
+
+    Unknown fields are ignored: they may be extensions of the protocol in other servers.
+    """
 
     model_config = ConfigDict(strict=True, frozen=True)
 
@@ -202,7 +205,10 @@ class HolderBody(JsonBody):
 
 
 def parse(model: type[B], body: bytes) -> B:
-    """Return the body as `model`. Raises CallerError (INVALID_REQUEST) that names the field."""
+    """Parse a JSON body as an instance of the class `model`.
+
+    Raises CallerError (INVALID_REQUEST) that names the invalid field.
+    """
     try:
         return model.model_validate_json(body or b"{}")
     except ValidationError as error:

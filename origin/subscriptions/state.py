@@ -34,12 +34,13 @@ from tailrace.origin.subscriptions.subscription import (
 LINK = "link/"
 """Prefix of keys of links; a hash of the stream's name follows, as a name may be too long."""
 MAX_LINKS = 1_000
-"""Maximum links per subscription.
+"""Maximum links per subscription, each to one stream.
 
-Beyond it, a new link replaces one that only the pattern has made and whose stream has no work.
+If there are more, a new link replaces a link that only the pattern has made and whose data is all
+acknowledged.
 """
 MAX_NAMED = MAX_LINKS
-"""Maximum streams that one notification names; those with work come first."""
+"""Maximum streams that one notification names; those with unacknowledged data come first."""
 OVERFLOWED = "overflowed"
 """Key of a value that is set once a stream that the pattern matches has no link."""
 EMPTY = str(START)
@@ -70,7 +71,7 @@ class StreamLink:
 
     @property
     def is_quiet(self) -> bool:
-        """True if the stream has no work and is linked only because the pattern matches it."""
+        """True if all data is acknowledged and only the pattern has linked the stream."""
         return not (self.has_pending or self.explicit)
 
     @property
@@ -83,8 +84,8 @@ class StreamLinks:
 
     def __init__(self, storage: ObjectStorage) -> None:
         self._storage = storage
-        # Links with work are in the order in which they got it, and links without work in the
-        # order in which they ran out of it.
+        # Links with unacknowledged data are in the order in which they got it. The other links are
+        # in the order in which the last of their data was acknowledged.
         self._links: dict[str, StreamLink] = {}
         self.overflowed = False
 
@@ -105,7 +106,7 @@ class StreamLinks:
         return next((link.path for link in self._links.values() if link.has_pending), None)
 
     def told(self) -> list[StreamLink]:
-        """Return the streams that a notification lists: those with work first, then others."""
+        """Return the links that a notification lists: first those with unacknowledged data."""
         waiting = [link for link in self._links.values() if link.has_pending]
         quiet = [link for link in self if not link.has_pending]
         return (waiting + quiet)[:MAX_NAMED]
@@ -130,9 +131,9 @@ class StreamLinks:
             self._storage.put(OVERFLOWED, b"")
 
     def _make_room(self) -> bool:
-        """Make room for one more link, if necessary by dropping a link without work.
+        """Make room for one more link, if necessary by dropping a quiet one (`is_quiet`).
 
-        Return False if there is none to drop.
+        Return False if there is no quiet link to drop.
         """
         if len(self._links) < MAX_LINKS:
             return True
@@ -198,9 +199,9 @@ def _name(path: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The subscription as requested, and what was made with it.
+    """A subscription as requested, with the values that were generated when it was created.
 
-    `base` is its URL's scheme and host.
+    `base` is the scheme and host of the subscription's URL.
     """
 
     type: str
@@ -230,7 +231,7 @@ class Config:
         )
 
     def confirms(self, other: Config) -> bool:
-        """Return True if a request asks for the same."""
+        """Return True if `other` requests the same subscription."""
         same = replace(other, base=self.base, created_at=self.created_at, secret=self.secret)
         return same == self
 
@@ -240,7 +241,7 @@ class Config:
 
 
 STORED_CONFIG = TypeAdapter(Config)
-"""Converter to and from the stored JSON."""
+"""Converts a Config to the stored JSON and back."""
 
 
 class SubscriptionState:
@@ -352,7 +353,10 @@ class SubscriptionState:
         return said
 
     def check_ack(self, ack: AckBody) -> None:
-        """Raise Conflict (INVALID_OFFSET) unless the stream is linked and reaches that offset."""
+        """Raise Conflict (INVALID_OFFSET) unless the stream is linked and the offset is valid.
+
+        The offset must lie between the one that is acknowledged already and the stream's end.
+        """
         link = self.links.get(ack.name)
         if link is None:
             raise Conflict(

@@ -80,7 +80,7 @@ def _are(wanted: Sequence[str | None], given: Sequence[str]) -> bool:
 
 
 class Interest:
-    """The interests of one subscription, without the stream by which it wakes workers."""
+    """The streams of one subscription, without the stream by which it wakes workers."""
 
     def __init__(self, pattern: str | None, streams: Sequence[str], wake: str | None) -> None:
         self.streams = frozenset(streams)
@@ -222,7 +222,7 @@ class WakeState:
 
 
 STORED_WAKE = TypeAdapter(WakeState)
-"""Converter to and from the stored JSON."""
+"""Converts a WakeState to the stored JSON and back."""
 
 
 def after(
@@ -233,7 +233,7 @@ def after(
     random: Callable[[int], bytes],
     holder: str | None = None,
 ) -> WakeState:
-    """Return the state after `event`; Conflict (FENCED) for a transition that the table lacks."""
+    """Return the state after `event`; raises Conflict (FENCED) if `TABLE` lacks the transition."""
     phase = TABLE.get((now.phase, event))
     if phase is None:
         message = f"a subscription that is {now.phase.value} does not accept {event.value!r}"

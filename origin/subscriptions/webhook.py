@@ -35,8 +35,8 @@ from tailrace.ledger.process.settings import MAX_PORT
 FAILURES = 3
 """Number of consecutive deliveries without an answer after which a host is paused."""
 FIRST_PAUSE_S = 10.0
-"""Minimum of the first pause in seconds; it is up to twice as long, and grows with each failed
-trial."""
+"""Minimum duration in seconds of a host's first pause. The pause is random, up to twice as long.
+Each failed trial delivery makes the next pause longer."""
 MAX_PAUSE_S = 600.0
 
 MAX_DELIVERIES = 256
@@ -210,9 +210,10 @@ class Resolver:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Result of a POST: `taken` with a 2xx, `done` if the answer says so.
+    """Result of a POST.
 
-    `answered`: True if the host sent an answer of any kind.
+    `taken`: the answer's status was 2xx. `done`: the answer says that the wake is handled.
+    `answered`: the host sent an answer of any kind.
     """
 
     taken: bool
@@ -338,7 +339,7 @@ class Webhooks:
 
 
 def is_public(address: Address) -> bool:
-    """Return True if an address is public, so that connecting to it reveals nothing."""
+    """Return True if an address is public, so that clients may make this process connect to it."""
     if isinstance(address, ipaddress.IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour
         if inner is None and address in _NAT64:
