@@ -40,7 +40,7 @@ class Field(NamedTuple):
         return int(text)
 
     def numbers(self, item: str) -> frozenset[int]:
-        """Return the numbers that `item` selects, if it is not special.
+        """Return the numbers that `item`, which is not special, selects.
 
         Raises:
             ValueError: The item is invalid.
@@ -68,7 +68,7 @@ FIELDS = (MINUTE, HOUR, DAY, MONTH, WEEKDAY)
 
 
 class Said(NamedTuple):
-    """A parsed field of a cron expression."""
+    """A parsed field of a cron expression; `is_any` is True for the field `*`."""
 
     numbers: frozenset[int]
     special: list[re.Match[str]]
@@ -76,10 +76,10 @@ class Said(NamedTuple):
 
 
 def check(expression: str) -> None:
-    """Check an expression.
+    """Check a cron expression.
 
     Raises:
-        ValueError: A field is invalid, or no month has such a day.
+        ValueError: A field is invalid, or no month has a day that the expression names.
     """
     if next_after(expression, 0) is None:
         raise ValueError("never happens: no month has such a day")

@@ -1,7 +1,7 @@
 """The deployment of an edge's wrangler file: classes of objects, bindings, migrations and crons.
 
-An edge sends all of it whenever it connects to an origin. The origin applies what is new
-(`origin/objects/deployments.py`).
+An edge sends its whole deployment whenever it connects to an origin. The origin applies the
+migrations and crons that are new (`origin/objects/deployments.py`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tailrace.ledger.validation import invalid_document
 
 DEPLOYMENT = "deployment"
-"""Class of the objects that store deployments. An object's name is the name of its script."""
+"""Class of the objects that store deployments; each is named like the script that it deploys."""
 MAX_NAME_CHARS = 128
-"""Maximum length of a script, a tag and a class, which are parts of an object's class."""
+"""Maximum characters in the name of a script, a tag or a class.
+
+An object's class consists of a script's name and a class's name, and has a maximum length itself.
+"""
 MAX_STEPS = 1000
 MAX_CRONS = 100
 
@@ -68,5 +71,5 @@ class Deployment(BaseModel):
         return self.model_dump_json(by_alias=True).encode()
 
     def called(self, binding: str) -> str:
-        """Return the class of objects that a binding names, as a Call spells it."""
+        """Return the value of `Call.object` for the class that a binding names: SCRIPT/CLASS."""
         return f"{self.script}/{self.bindings[binding]}"

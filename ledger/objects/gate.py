@@ -30,8 +30,8 @@ class Stage(Enum):
     INSIDE = auto()
     """Holding the input gate."""
     OUTSIDE = auto()
-    """In a block `outside`, without the gate: it awaits something, or waits until its changes are
-    stored."""
+    """In a call of `context.outside`, without the gate: the event first waits until its changes are
+    stored, then awaits something."""
     RETURNING = auto()
     """Waiting at the input gate again, after `outside`."""
     LEAVING = auto()
@@ -104,9 +104,9 @@ def current() -> Event | None:
 
 @dataclass(slots=True, eq=False)
 class Changes:
-    """Changes that are stored atomically. None in `values` is a deleted value.
+    """Changes that are stored atomically. None in `values` marks a deleted value.
 
-    `clear` deletes all stored values; it is applied before `values`.
+    `clear` deletes all stored values, before `values` are stored.
     """
 
     clear: bool = False
@@ -157,9 +157,10 @@ class Changes:
         self.drops += later.drops
 
     def write(self, key: ObjectKey, epoch: int, durability: Durability) -> ObjectWrite:
-        """Return the changes as a write of the ledger.
+        """Return the changes as a write for the ledger.
 
-        It is at least as durable as the streams that it creates.
+        The write is as durable as the most durable stream that it creates, or as `durability` if
+        that is higher.
         """
         return ObjectWrite(
             key=key,
@@ -270,7 +271,7 @@ class OutputGate:
             raise self.failure
 
     def schedule(self) -> None:
-        """Store the collected changes as soon as the running event awaits something."""
+        """Begin to store the collected changes when the running event next awaits something."""
         if self._writer is None:
             self._writer = asyncio.get_running_loop().create_task(self._write())
             self._writer.add_done_callback(self._ended)
@@ -331,8 +332,9 @@ def lost(why: str) -> Unavailable:
 def failure_of(error: BaseException) -> TailraceError:
     """Return the error for an object's events after an error of its storage.
 
-    A `CallerError` from storage (another owner, another end of a stream) means that this instance
-    is out of date, not that its caller is at fault. Only `StreamFull` would happen again.
+    A `CallerError` from storage, such as `StaleEpoch` or `WrongIndex`, means that this instance is
+    out of date, not that its caller is at fault. So the caller gets a retryable error instead,
+    except for `StreamFull`, which would happen again.
     """
     if isinstance(error, TailraceError) and not isinstance(error, CallerError):
         return error

@@ -24,7 +24,10 @@ from tailrace.ledger.objects.storage import ObjectStorage
 MAX_KEY_CHARS = 512
 """Maximum length of an object's class and name, in characters; the minimum is 1."""
 SCHEDULED = "scheduled"
-"""Operation of every object: a cron is due. The body is its time, in Unix ms as decimal digits."""
+"""Operation of every object: call `scheduled`, because a cron is due.
+
+The body is the Unix time in ms at which the cron was due, in decimal digits.
+"""
 ERASE = "erase"
 """Operation of every object: delete everything."""
 
@@ -42,8 +45,8 @@ class ObjectRequest:
 
     `url` is absolute, as the client sent it (scheme://host/path?query).
 
-    A request of another object may have an `operation` instead of method and URL. Clients have
-    no way to send one: no frame of an edge has that field.
+    A request from another object may have an `operation` instead of method and URL. Clients cannot
+    send an operation, because no frame from an edge has a field for it.
     """
 
     method: str
@@ -66,8 +69,9 @@ class ObjectRequest:
 class ObjectResponse:
     """The response of an object.
 
-    A `body` that is an iterator is live: it is read after the event has ended, outside of the
-    object's gates. It keeps the instance in memory until it ends or is closed (`aclose`).
+    A `body` that is an iterator is a live body: its chunks are read after the event has ended,
+    without the object's input gate. A live body keeps the instance in memory until the body ends
+    or is closed (`aclose`).
     """
 
     status: int
@@ -82,9 +86,9 @@ class ObjectResponse:
 class ObjectContext:
     """The services that an object may use.
 
-    `ledger` reads and watches streams; `storage` changes them. Anything that may take long, such as
-    waiting for a frame, belongs in `outside`. `now_ms` returns the Unix time of the injected clock,
-    `random(n)` returns n bytes of the injected randomness.
+    `ledger` reads and watches streams; `storage` changes them. Await anything that may take long,
+    such as a stream's next frame, in `outside`. `now_ms` returns Unix time in ms, and `random(n)`
+    returns n random bytes; tests inject both.
     """
 
     def __init__(self, instance: Instance) -> None:
@@ -96,23 +100,23 @@ class ObjectContext:
         self.random = instance.host.random
 
     async def block_concurrency_while(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Run `work` with the input gate closed, even during `outside`.
+        """Run `work` with the input gate closed to other events, even while it is in `outside`.
 
-        For work that must finish before any other event, such as an initialisation that calls
-        other objects. If it raises, the instance is discarded.
+        Use this for work that must finish before any other event begins, such as an initialisation
+        that calls other objects. If `work` raises, the instance is discarded.
         """
         return await self._instance.block(work)
 
     async def outside(self, waiting: Awaitable[T]) -> T:
         """Await something other than storage: a timer, a stream's next frame, another task.
 
-        Earlier changes are made durable first. Other events may run in the meantime. The result is
-        returned when the input gate is free again.
+        Earlier changes are made durable first. Other events may hold the input gate in the
+        meantime; the result is returned when this event holds the gate again.
         """
         return await self._instance.outside(waiting)
 
     async def call(self, key: ObjectKey, request: ObjectRequest) -> ObjectResponse:
-        """Send a request to another object, as in `outside`.
+        """Send a request to another object and await the response in `outside`.
 
         Raises:
             NotFound: The class is unknown.
@@ -137,7 +141,10 @@ class DurableObject:
         """
 
     async def scheduled(self, cron: str, at_ms: int) -> None:
-        """Handle the cron that was due at `at_ms`; called on the object named like the cron."""
+        """Handle a cron that was due at `at_ms` (Unix time); `cron` is the cron expression.
+
+        The object whose name is that expression gets this call.
+        """
         raise NotFound(f"objects of class {self.context.key.kind!r} take no crons")
 
 
@@ -147,14 +154,17 @@ ObjectFactory = Callable[[ObjectContext], DurableObject]
 
 @dataclass(frozen=True, slots=True)
 class ReadContext:
-    """The services of a read that needs no instance, but only stored data, whoever owns it."""
+    """The services for a `Read`, which answers from stored data, without the object's instance.
+
+    A read may run at any origin, also while another origin owns the object.
+    """
 
     key: ObjectKey
     ledger: Ledger
     now_ms: Callable[[], int]
     random: Callable[[int], bytes]
     ask: Callable[[ObjectRequest], Awaitable[ObjectResponse]]
-    """Send a request to the object itself, as an event."""
+    """Send a request to the object's instance, at the origin that owns it, as a usual event."""
 
 
 Read = Callable[[ReadContext, ObjectRequest], Coroutine[None, None, ObjectResponse]]
@@ -165,8 +175,8 @@ Read = Callable[[ReadContext, ObjectRequest], Coroutine[None, None, ObjectRespon
 class ReadableClass:
     """A class of objects that can be read without a claim, a gate or an instance.
 
-    So readers never delay a writer, at any origin, and objects that do not exist cost nothing.
-    `reads` are the request methods that `read` answers.
+    So reads never delay a write, at any origin, and a read of an object that does not exist costs
+    nothing. `read` answers requests whose method is in `reads`; an instance answers all others.
     """
 
     make: ObjectFactory
@@ -179,7 +189,7 @@ class ReadableClass:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Retries of a failed alarm. The delays are those that Cloudflare documents."""
+    """The retries of a failed alarm, with the delays that Cloudflare documents."""
 
     first_ms: int = 2_000  # the delay doubles with each retry
     most: int = 6
@@ -199,7 +209,7 @@ class ObjectLimits:
     """Limits of a runtime."""
 
     resident: int = 4_096
-    """Maximum instances in memory. Beyond it idle ones are evicted, the longest idle first."""
+    """Maximum instances in memory; above it idle instances are evicted, the longest idle first."""
     idle_s: float = 60.0
     """Seconds without an event after which an instance is evicted."""
     waiting: int = 1_024
@@ -210,7 +220,7 @@ class ObjectLimits:
     """Timeout in seconds for events to end when the runtime is closed."""
     retries: RetryPolicy = field(default_factory=RetryPolicy)
     durability: Durability = Durability.PROCESS
-    """Durability of writes, except those to a stream with a higher one."""
+    """Durability of writes; a write to a stream of higher durability has the stream's."""
     alarms_at_once: Mapping[str, int] = field(default_factory=dict)
     """Maximum concurrent alarm handlers by class, for classes whose handlers wait for other work.
 
@@ -238,7 +248,7 @@ class InstanceHost(Protocol):
         """Report that an instance became busy or idle."""
 
     def alarm_stored(self) -> None:
-        """Report that an alarm was stored, which may be earlier than all others."""
+        """Report that an alarm was stored, because it may be due before all other alarms."""
 
 
 class Instance:
@@ -268,7 +278,7 @@ class Instance:
     async def begin(self, event: Event) -> bool:
         """Let `event` enter through the input gate.
 
-        Return False if this instance was discarded: the event then needs a new one.
+        Return False if this instance was discarded: the event then needs a new instance.
         """
         if self._input.waiting >= self.host.limits.waiting:
             raise Overloaded(
@@ -289,7 +299,7 @@ class Instance:
         return ready
 
     async def run(self, event: Event, work: Callable[[DurableObject], Awaitable[T]]) -> T:
-        """Run `work` and end `event`. Its outcome is not visible before it is durable."""
+        """Run `work` and end `event`; return or raise its outcome when all changes are durable."""
         assert self._object is not None
         try:
             return await work(self._object)
@@ -356,7 +366,8 @@ class Instance:
         if self.holder is None or not self.holder.is_current:
             raise RuntimeError(
                 f"the storage of {self.key.kind} {self.key.name!r} may be used only by the event"
-                " that is in the object, not by a task that it created, nor by a live body"
+                " that holds the input gate, not by a task that the event created, nor by the"
+                " iterator of a response body"
             )
 
     # ---- storing ----
@@ -393,7 +404,8 @@ class Instance:
     def _check_outside(self, event: Event) -> None:
         if not event.is_current or self.holder is not event:
             raise RuntimeError(
-                "only the event's own task can call outside(); await other tasks there"
+                "outside() can be called only by the event's own task, while it holds the input"
+                " gate; that task can await other tasks in outside()"
             )
         if self.storage.in_transaction:
             raise RuntimeError(
@@ -427,7 +439,7 @@ class Instance:
         event = self.holder
         if event is None or not event.is_current:
             raise RuntimeError(
-                "block_concurrency_while can be called only by the event that is in the object"
+                "block_concurrency_while can be called only by the event that holds the input gate"
             )
         done, limit = False, asyncio.timeout(self.host.limits.block_s)
         event.blocks += 1
@@ -511,9 +523,9 @@ class Instance:
 
 
 class LiveBody:
-    """Reads `source` behind the output gate, until its end or `aclose`.
+    """A live body: gives each chunk of `source` out once all earlier changes are durable.
 
-    `ended` is called once, at whichever comes first.
+    `ended` is called once, when `source` ends or `aclose` is called.
     """
 
     def __init__(
@@ -542,7 +554,7 @@ class LiveBody:
                 await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the source. A pending read must be cancelled before."""
+        """Close the source. The caller must first cancel a pending read of this body."""
         ended, self._ended = self._ended, None
         if ended is None:
             return

@@ -8,47 +8,49 @@ store, which fences every former owner, and creates the instance from stored dat
 are evicted and created again by the next event, so state that is only in memory is a cache.
 
 **Input gate.** One event is in the object at a time, and stays inside during every await, also
-during storage reads and `sync`. It lets others in only during `context.outside`, and then waits
-for its turn. (Cloudflare opens the gate at every await that is not storage. Here this must be
-requested; forgetting it is slow, not wrong.) An event is one task. It may await tasks that it
-created in `outside`, but they cannot use the storage. A call to another object is `outside`, so
-objects may call back. `block_concurrency_while` keeps the gate shut even then, for at most 30 s,
-and discards the instance if its work fails.
+during storage reads and `sync`. Other events can enter only while it is in `context.outside`, and
+afterwards it waits for its turn to enter again. (Cloudflare opens the gate at every await that is
+not storage. Here the object must call `outside` for that; without the call other events wait
+longer, but nothing goes wrong.) An event is one task. It may create tasks and await them in
+`outside`, but these tasks cannot use the storage. A call to another object is `outside`, so that
+object may call this one back. `block_concurrency_while` keeps the gate shut even during `outside`,
+for at most 30 s, and discards the instance if its work fails.
 
 **Output gate.** Nothing leaves the object before all earlier changes, of any event, are durable:
-no response, no exception, and no chunk of a live body. A coroutine in `outside` starts only then,
-too (a task has started already). Changes are stored in the background. All changes between two
-awaits that really wait are one write, which is atomic. One write is in flight at a time, and the
-changes of all events in the meantime are the next. The object sees its own changes at once.
+no response, no exception, and no chunk of a live body. A coroutine in `outside` also starts only
+then (a task has started already). Changes are stored in the background. All changes between two
+awaits that really wait are one write, which is atomic. One write is in flight at a time; the next
+one collects the changes of all events in the meantime. The object sees its own changes at once.
 
-**Reads.** A class may answer some requests from stored data (`ReadableClass`). These are not
-events: they claim nothing, wait for no gate, and see durable data. If the instance is in this
-process, they wait for its write in flight, so that no client sees what a crash may undo.
+**Reads.** A class may answer some requests from stored data (`ReadableClass`). These requests are
+not events: they claim nothing, wait for no gate, and see durable data. If the instance is in this
+process, they wait for its write in flight, so that no client sees data that a crash may undo.
 
 **Owners.** On a shared ledger, requests for an object that another live origin has claimed are
-forwarded there (`forward`). The object is claimed here only after that origin's lease has expired.
-Its events then start again or get an error, as after a failed write.
+forwarded to that origin (`forward`). The object is claimed here only after the lease of that origin
+has expired. The events there then start again or get an error, as after a failed write.
 
-**Errors.** An exception of `fetch` reaches the caller unchanged. Changes made before it are kept,
-as in Cloudflare's, except inside `transaction()`, whose changes are one write or none. If a write
-fails or the object has another owner, the instance is discarded: events that have started get a
-retryable `Unavailable` (or the `LedgerFailed` itself), queued ones start on a new instance.
-Ownership is checked when an event starts and when it returns from `outside`. An event that only
-reads while the object moves may still answer from the old state.
+**Errors.** An exception of `fetch` reaches the caller unchanged. Changes made before the exception
+are kept, as in Cloudflare's objects, except inside `transaction()`, whose changes are one write or
+none. If a write fails or the object has another owner, the instance is discarded: events that have
+started get a retryable `Unavailable` (or the `LedgerFailed` itself), queued events start on a new
+instance. Ownership is checked when an event starts and when it returns from `outside`. So an event
+that only reads may still answer from the old state while the object gets another owner.
 
-**Callers.** A caller that disconnects does not stop its event while that is inside the object. In
-`outside`, the awaited work is cancelled, and the `CancelledError` propagates with the gate held.
-At most 16 objects call one another in a chain.
+**Callers.** A caller that disconnects does not stop its event while the event is inside the object.
+In `outside`, the awaited work is cancelled, and the event gets the `CancelledError` once it holds
+the gate again. At most 16 objects call one another in a chain.
 
 **Live bodies** (`ObjectResponse.body`) run in their reader's task, concurrently with later events.
-They may read the instance's memory and the ledger, but not the storage. They prevent its eviction.
+They may read the instance's memory and the ledger, but not the storage. The instance is not evicted
+before they end.
 
-**Alarms.** Each object has one, which runs at least once. A due alarm is an event like a request.
-Its handler sees no alarm set. The stored alarm is replaced only with the last changes of the
-handler: removed after success, postponed by 2, 4, 8, 16, 32, 64 s after an exception, dropped
-after the sixth retry. An alarm that the handler sets replaces the running one, which is then not
-retried. Deleting the running alarm has no effect. A crash before the end leaves it stored, so it
-runs again.
+**Alarms.** Each object has one alarm, whose handler runs at least once. A due alarm is an event
+like a request. To the handler, the object has no alarm. The stored alarm is replaced only together
+with the last changes of the handler: removed after success, postponed by 2, 4, 8, 16, 32, 64 s
+after an exception, dropped after the sixth retry. An alarm that the handler sets replaces the
+running alarm, which is then not retried. Deleting the running alarm has no effect. A crash during
+the handler leaves the alarm stored, so the handler runs again.
 """
 
 from __future__ import annotations
@@ -93,8 +95,11 @@ HORIZON_MS = 2**62
 T = TypeVar("T")
 
 Forward = Callable[[HeldElsewhere, ObjectKey, ObjectRequest], Awaitable[ObjectResponse | None]]
-"""Sends a request to the origin that holds the object; returns None if it should be tried here
-again."""
+"""Type of functions that send a request to the origin that has claimed the object.
+
+They return None if the runtime must try here again, because that origin cannot be reached or no
+longer runs the object.
+"""
 
 log = structlog.get_logger("objects")
 
@@ -102,8 +107,8 @@ log = structlog.get_logger("objects")
 class ObjectRuntime:
     """The objects of a ledger. `run` handles alarms and eviction; close it before the ledger.
 
-    `classes` has the factory of each class, and may change (`reset`). `now_ms` is Unix time,
-    `random(n)` returns n random bytes.
+    `classes` has the factory of each class; call `reset` after changing one. `now_ms` returns Unix
+    time in ms, `random(n)` returns n random bytes.
     """
 
     def __init__(
@@ -145,9 +150,9 @@ class ObjectRuntime:
         return len(self._instances)
 
     async def fetch(self, key: ObjectKey, request: ObjectRequest) -> ObjectResponse:
-        """Send a request to an object, at whichever origin it is. Raises what the object raises.
+        """Send a request to an object, at whichever origin it is; raise what the object raises.
 
-        A live body of the response must be read to its end or closed.
+        If the response has a live body, the caller must read it to its end or close it.
 
         Raises:
             NotFound: The class is unknown.
@@ -186,7 +191,7 @@ class ObjectRuntime:
     async def wake_due(self) -> int:
         """Start due alarms and evict idle instances: one iteration of `run`.
 
-        Returns when the next alarm is due, in Unix ms.
+        Returns the Unix time in ms at which the next alarm is due, or at which to check again.
         """
         self._evict_idle()
         return await self._alarms.start_due()
@@ -196,7 +201,7 @@ class ObjectRuntime:
         await self._alarms.ended()
 
     async def close(self) -> None:
-        """Refuse new events, interrupt those in `outside`, and store all changes."""
+        """Refuse new events, interrupt the events in `outside`, and store all changes."""
         self._closing = Unavailable("the objects are being closed", code="closing")
         for instance in list(self._instances.values()):
             instance.stop(self._closing)
@@ -216,7 +221,7 @@ class ObjectRuntime:
 
     async def _aside(self, key: ObjectKey, read: Read, request: ObjectRequest) -> ObjectResponse:
         context = ReadContext(key, self.ledger, self.now_ms, self.random, partial(self._ask, key))
-        # A separate task, so that `close` can cancel it without its caller.
+        # A separate task, so that `close` can cancel the read without cancelling its caller.
         task = asyncio.get_running_loop().create_task(self._read(context, read, request))
         self._reads.add(task)
         task.add_done_callback(self._reads.discard)
@@ -271,7 +276,7 @@ class ObjectRuntime:
             event.stage = Stage.ENDED
 
     def _unheard(self, task: asyncio.Task[T]) -> None:
-        """Clean up after an event whose caller has disconnected."""
+        """Log the error, or close the live body, of an event whose caller has disconnected."""
         if task.cancelled():
             return
         if (error := task.exception()) is not None:
@@ -362,7 +367,7 @@ class LoopTimer:
 
 
 class Held(NamedTuple):
-    """An alarm whose failure could not be stored; it is not tried before `until_ms`."""
+    """An alarm whose failure could not be stored; it is not tried before `until_ms` (Unix time)."""
 
     alarm: Alarm
     until_ms: int
@@ -390,7 +395,8 @@ class Alarms:
 
     async def start_due(self) -> int:
         """Start due alarms and return when to check again, in Unix ms."""
-        # The store also returns running and held alarms: request that many more.
+        # The store also returns the alarms that are running or held, which cannot be started now.
+        # So request more alarms than can be started, by their number.
         limit = MAX_ALARMS_AT_ONCE + sum(self._at_once.values())
         limit += len(self._running) + len(self._held)
         try:
@@ -434,7 +440,7 @@ class Alarms:
         task.add_done_callback(ended)
 
     def _hold(self, key: ObjectKey, alarm: Alarm) -> None:
-        """Try this alarm again later, because its failure could not be stored."""
+        """Schedule another try of this alarm here, because its failure could not be stored."""
         times = self._held[key].times + 1 if key in self._held else 1
         until_ms = self._now_ms() + self._policy.delay_ms(times)
         self._held[key] = Held(alarm, until_ms, times)

@@ -22,13 +22,13 @@ from tailrace.ledger.interface import (
 from tailrace.ledger.objects.gate import Changes, OutputGate
 
 MAX_VALUE_BYTES = 2 * 1024 * 1024
-"""Maximum size of a value in bytes. Larger data belongs into a stream."""
+"""Maximum size of a value in bytes. Larger data belongs in a stream."""
 MAX_VALUE_NAME_BYTES = 2 * 1024
 """Maximum length of a value's name, in bytes of UTF-8."""
 MAX_CACHE_BYTES = 128 * 1024
 """Maximum bytes of names and values in the cache of one object."""
 MAX_PENDING_BYTES = 32 * 1024 * 1024
-"""Maximum bytes of an object that wait to be stored; beyond it `Overloaded` is raised."""
+"""Maximum bytes of an object's changes that wait to be stored; more raise `Overloaded`."""
 CACHE_ENTRY_BYTES = 64
 """Approximate overhead of a cache entry in bytes."""
 MAX_ALARM_MS = 2**53 - 1
@@ -73,12 +73,12 @@ class ObjectStorage:
 
     Changes are buffered, visible to the object at once, and stored in order: all changes between
     two awaits are one atomic write. Nothing that the object does is visible outside before the
-    earlier changes are durable. After a failed write every method raises its error. Reads raise
-    `LedgerFailed` if the store does.
+    earlier changes are durable. After a failed write every method raises the error of that write.
+    Reads raise `LedgerFailed` if the store does.
 
-    Only the event that holds the object's input gate may use it; `guard` raises for others. Reads
-    look for a value in the open transaction, the changes that wait for the next write, the changes
-    in flight, the cache and the store, in this order.
+    Only the event that holds the object's input gate may use the storage; `guard` raises for any
+    other code. Reads look for a value in the open transaction, the changes that wait for the next
+    write, the changes in flight, the cache and the store, in this order.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class ObjectStorage:
             more = replace(wanted, limit=wanted.limit + gone)
             values.update(await self._store.list(self._key, more))
         values.update(changed)
-        # The order of code points is the order of their UTF-8 bytes.
+        # sorted() compares code points, whose order is that of their UTF-8 bytes.
         names = sorted((n for n, value in values.items() if value is not None), reverse=reverse)
         return {name: value for name in names[:limit] if (value := values[name]) is not None}
 
@@ -159,7 +159,10 @@ class ObjectStorage:
         return self._cache.find(name)
 
     def _buffered(self) -> tuple[bool, dict[str, bytes | None]]:
-        """Return True if all stored values are cleared first, and the changes of values."""
+        """Return the buffered changes of values, after a flag.
+
+        The flag is True if all stored values are deleted before these changes.
+        """
         cleared, values = False, dict[str, bytes | None]()
         for layer in self._layers():
             if layer.clear:
@@ -288,7 +291,7 @@ class ObjectStorage:
     # ---- the alarm ----
 
     def get_alarm(self) -> int | None:
-        """Return the time of the alarm in Unix ms; None while the alarm runs, like Cloudflare."""
+        """Return the time of the alarm in Unix ms; None while its handler runs (as Cloudflare)."""
         self._check()
         alarm = None if self._ringing else self._next_alarm()
         return None if alarm is None else alarm.at_ms
@@ -317,7 +320,7 @@ class ObjectStorage:
     def begin_alarm(self, now_ms: int) -> Alarm | None:
         """Return the alarm if it is still due, otherwise None.
 
-        From now on `get_alarm` returns None, although the alarm stays stored until its end.
+        From now on `get_alarm` returns None, although the alarm stays stored until `end_alarm`.
         """
         alarm = self._next_alarm()
         if alarm is None or alarm.at_ms > now_ms:
@@ -326,7 +329,7 @@ class ObjectStorage:
         return alarm
 
     def end_alarm(self, alarm: Alarm | None) -> bool:
-        """Store `alarm` in place of the one whose handler has ended; None deletes it.
+        """Store `alarm`, or no alarm if it is None, in place of the one whose handler has ended.
 
         Return False, storing nothing, if the handler has set another alarm or the storage failed.
         """
