@@ -62,23 +62,26 @@ class Budgets:
     _keys: dict[str, _Spending] = field(default_factory=dict)
 
     def knows(self, key: str) -> bool:
-        """Return True if the sums of a key were read."""
+        """Return True if the sums of a key were read from the ledger and are not forgotten."""
         return key in self._keys
 
     def begin(self, key: str) -> None:
-        """Note that the sums of a key are being read, which may include streams that end now."""
+        """Note that reading the sums of a key begins.
+
+        The sums may or may not include streams that end during the reading.
+        """
         if (known := self._keys.get(key)) is not None:
             known.reading = 0
 
     def learn(self, key: str, from_day: int, by_day: Mapping[int, int], now: float) -> None:
-        """Note the sums of a key by day, from `from_day` on; those of earlier days stay."""
+        """Note the sums of a key by day, from `from_day` on; the sums of earlier days stay."""
         known = self._keys.setdefault(key, _Spending({}, now))
         kept = {day: tokens for day, tokens in known.by_day.items() if day < from_day}
         known.by_day = kept | dict(by_day)
         known.since, known.reading = known.reading or 0, None
 
     def stale(self, now: float) -> list[str]:
-        """Return the keys to be read again, after forgetting those that are no longer used."""
+        """Forget the keys that are no longer used; return the others, whose sums are to be read."""
         self._keys = {
             key: known for key, known in self._keys.items() if now - known.used_s < IDLE_KEY_S
         }
@@ -92,7 +95,7 @@ class Budgets:
                 known.reading += tokens
 
     def spent(self, key: str, running: int, now_ms: int) -> Spent:
-        """Return what a key has used, with `running` tokens of streams that have not ended."""
+        """Return the tokens that a key has used, with `running` tokens of unfinished streams."""
         known = self._keys.get(key)
         if known is None:
             return Spent(running, running)

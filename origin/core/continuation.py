@@ -21,8 +21,8 @@ def why_not(recipe: Recipe, ready: Ready, history: History) -> str | None:
         return f"{ready.model!r} is now served by workers of another kind"
     if ready.kind == TEXT:
         return None
-    # The engine of the recipe has the same vocabulary. Only for another engine are all ids, which
-    # may be a million, compared with the vocabulary.
+    # The stream's ids come from the engine of the recipe, so they fit its vocabulary. Only if the
+    # worker has another engine are they checked, because there may be a million of them.
     is_other = recipe.fingerprint != ready.fingerprint
     if is_other and max(chain(recipe.prompt_ids, history.ids)) >= ready.vocab:
         return f"{ready.model!r} has another vocabulary now"

@@ -24,7 +24,10 @@ class FrameTokens:
             self._counts.append(tokens)
 
     def before(self, index: int) -> int:
-        """Return the number of tokens in the frames before `index`, which was added or is next."""
+        """Return the number of tokens in the frames before `index`.
+
+        `index` is that of a frame that was added, or of the next one.
+        """
         ends = [*self._starts, index]
         return sum(
             count * max(0, min(end, index) - start)
@@ -36,7 +39,7 @@ def delivered_tokens(reach: int, end: int, output: int, tokens: FrameTokens | No
     """Return how many of a stream's `output` tokens are in the frames before index `reach`.
 
     `end` is the index of the StreamEnd. A reader that has all frames before the StreamEnd has all
-    tokens. The frames of text producers have no token ids, so `tokens` is None and each frame
+    tokens. For a text producer, whose frames have no token ids, `tokens` is None, and each frame
     counts equally.
     """
     if reach >= end:

@@ -17,8 +17,8 @@ from tailrace.origin.workers.load_spans import COMPILE
 from tailrace.origin.workers.worker_frame import LoadProgress, Ready
 
 HINT_WINDOW_S = 30.0
-"""Seconds after a hint in which a request proves the hint right; a hint also keeps its model
-loaded for this long after the expected end of the load."""
+"""Seconds after a hint in which a request proves the hint right. A model that was loaded because of
+a hint also stays loaded for this long after the expected end of its load."""
 PRIOR_RIGHT, PRIOR_SEEN = 1.0, 2.0
 """Initial counts of right hints and of all hints: half of the hints are expected to be right."""
 
@@ -30,7 +30,10 @@ least as long as its load took."""
 
 @dataclass(slots=True)
 class HintRecord:
-    """How often one kind of hint was right for one model; hints within one window count once."""
+    """How often one kind of hint was right for one model.
+
+    Hints within HINT_WINDOW_S of one another count once.
+    """
 
     seen: float = PRIOR_SEEN
     right: float = PRIOR_RIGHT
@@ -58,7 +61,8 @@ class HintRecord:
 class ModelRequest:
     """A request for a model; `tier` is the model's tier on arrival.
 
-    `taken_s` is the time from which the model could serve it; None while the request waits.
+    `taken_s` is the time from which the model could serve the request; None while the request
+    waits.
     """
 
     arrived_s: float
@@ -165,12 +169,12 @@ class ServedModel:
 
     @property
     def turn_ends_s(self) -> float:
-        """Return the time from which the model may be drained for another one."""
+        """Return the time from which the model may be drained to free memory for another one."""
         return self.ready_s + max(TURN_S, self.load_s)
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Return why no worker produces tokens now; empty if one does, or can be loaded."""
+        """Return why no worker of the model answers now; empty if one does, or can be started."""
         if self.is_up:
             is_heard = any(worker.state is WorkerState.READY for worker in self.workers)
             return () if is_heard else (f"all workers are silent for over {SILENT_S:.0f} s",)
@@ -190,7 +194,7 @@ class ServedModel:
 
     @property
     def trouble(self) -> str:
-        """Return why the circuit breaker stops starts; empty if a worker is up or may start."""
+        """Return why the circuit breaker lets no worker start; empty if one is up or may start."""
         if self.is_up or not self.circuit.reason:
             return ""
         return f"{self.circuit.reason}; the last: {self.last_exit}"

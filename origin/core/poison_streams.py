@@ -1,11 +1,11 @@
 """Finds poison streams, which kill every worker that generates them, by bisection.
 
 The cause of a worker's death may be any run that the worker had begun and that had no output yet.
-Most deaths have another cause, so at first all of these streams continue together on other
-workers. If this happens to a stream at several deaths in a row, it becomes a suspect. Suspects are
-split into two halves, which are tried one after the other; a half whose worker dies is split
-again. So after about log2(n) deaths, where n is the number of suspects, the poison stream is alone
-on its worker, and only such a stream is blamed.
+Most deaths have another cause, so at first all of these streams continue together on other workers.
+A stream that is a possible cause of several deaths in a row becomes a suspect. Suspects are split
+into two halves, which are tried one after the other; a half whose worker dies is split again. So
+after about log2(n) deaths, where n is the number of suspects, the poison stream is alone on its
+worker, and only such a stream is blamed.
 
 Other streams do not wait for suspects. Suspects are placed last, on a worker that has no other
 suspects, once the streams that it took over from other workers have output.
@@ -61,8 +61,8 @@ class Suspicion:
 def judge(standings: Sequence[Suspicion], groups: Iterator[int]) -> list[Suspicion]:
     """Count a worker's death for its streams, make suspects of them, and return those to blame.
 
-    standings: The suspicion against each stream of the dead worker.
-    groups: Yields a new number for each group of suspects.
+    standings: The `Suspicion` of each stream of the dead worker. groups: Yields a new number for
+    each group of suspects.
     """
     begun = [each for each in standings if each.begun and not each.proven]
     tried: dict[int | None, list[Suspicion]] = {}
@@ -83,8 +83,9 @@ def judge(standings: Sequence[Suspicion], groups: Iterator[int]) -> list[Suspici
 def worker_for(standing: Suspicion, company: Mapping[Worker, Sequence[Suspicion]]) -> Worker | None:
     """Return the worker to which a waiting stream is assigned now, or None if it must wait.
 
-    `company` has the standings of the streams on each worker. Workers without suspects come first,
-    and among them the one with the fewest streams.
+    `standing` is the suspicion against the stream, and `company` has those against the streams on
+    each worker. Workers without suspects come first, and among them the one with the fewest
+    streams.
     """
     allowed = list(company)
     if standing.group is not None:

@@ -198,7 +198,7 @@ class ModelPool:
         return sum(one.member.on(device) for one in holding)
 
     def _near(self, model: ServedModel) -> list[ServedModel]:
-        """Return the models that use a device of this model, which is one of them."""
+        """Return all models that use a device of this model, including the model itself."""
         devices = {*model.member.devices}
         models = self._models.values()
         return [one for one in models if not devices.isdisjoint(one.member.devices)]
@@ -233,7 +233,8 @@ class ModelPool:
             self._ranking.arrived(model.name, max(model.member.size, LEAST_SIZE))
             if not model.is_ready:
                 model.cold_starts += 1
-                # A model that is being unloaded does not serve this request, whatever its tier.
+                # The model serves this request only after a load. If it is still being unloaded,
+                # its tier is that of a loaded model; a lower one is recorded for the request.
                 one.tier = min(model.tier, Tier.DEVICE)
         if model.is_ready or (event.begun and model.state is ModelState.DRAINING):
             one.taken_s = self._now
@@ -635,12 +636,12 @@ class ModelPool:
             self._step(worker.number, WorkerEvent.WANTED)
 
     def _make_room(self, model: ServedModel, missing: Mapping[str, float]) -> None:
-        """Evict idle models if their memory is enough for `model`.
+        """Evict idle models if this frees enough memory for `model`; otherwise drain busy ones.
 
         `missing` is the memory that `model` lacks, by device. Memory of models that are already
-        being unloaded counts as free. Nothing is evicted unless it is enough on every device, since
-        a model is loaded on all of its devices or on none. If it is not enough, and requests have
-        waited for TURN_S, busy models are drained.
+        being unloaded counts as free. Idle models are evicted only if this frees enough memory on
+        every device, since a model is loaded on all of its devices or on none. If it does not, and
+        requests have waited for TURN_S, busy models are drained.
         """
         near = self._near(model)
         going = ABOUT_TO_GO | {ModelState.DRAINING}
@@ -679,8 +680,9 @@ class ModelPool:
     def _is_kept_from(self, one: ServedModel, other: ServedModel) -> bool:
         """Return True if the model `one` must not be unloaded to make room for `other`.
 
-        A pin always keeps a model: it is checked that pins leave memory for every other model. A
-        schedule is not checked, so it yields to requests that have waited for TURN_S.
+        A pin always keeps a model: `_check_pins` has ensured that pins leave memory for every other
+        model. Schedules are not checked in this way, so they yield to requests that have waited for
+        TURN_S.
         """
         if one.is_pinned or not other.requests or self._now < other.queued_s + TURN_S:
             return bool(self._operator_wants(one))

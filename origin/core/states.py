@@ -94,9 +94,9 @@ class StreamState(Enum):
     CLAIMING = "claiming"
     """A worker was chosen, and the ledger is asked to make this origin its producer."""
     RECALLED = "recalled"
-    """The claim is not needed any more: the worker died, or the stream was cancelled. Nothing else
-    happens to the stream before the ledger has answered: if this origin sent a second claim now,
-    the ledger might carry out the second one first."""
+    """The claim is not needed any more: the worker died, or the stream was cancelled. Until the
+    ledger has answered, nothing else is done with the stream: if this origin sent a second claim
+    now, the ledger might carry out the second one first."""
     RUNNING = "running"
     """A worker has the order to generate the stream."""
     CANCELLING = "cancelling"

@@ -28,7 +28,7 @@ class FailedRun(NamedTuple):
 class StepFrames(NamedTuple):
     """The emissions of the runs that are still on their worker, with the stream of each row.
 
-    `failed` are runs that are retried; `emissions` has none of theirs.
+    `failed` are runs that are retried; their emissions are not in `emissions`.
     """
 
     streams: Sequence[Stream]

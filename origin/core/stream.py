@@ -48,11 +48,12 @@ class Steering:
     _in_log: int | None = None
     """Number of orders that are durable in the stream's log; None before the log was read."""
     _inserts: bool = False
-    """True until the text with which a branch begins is durable; the log has it like an order."""
+    """True until the text that a branch begins with is durable; the log stores that text like a
+    Steer order."""
 
     @property
     def orders(self) -> list[Steer]:
-        """Return the pending orders, which a worker that takes the stream over is sent."""
+        """Return the pending orders, to send them to the next worker of the stream."""
         return [order for order, _ in self._pending]
 
     def add(self, ids: Sequence[int], ticket: int) -> Steer:
@@ -109,7 +110,7 @@ class StreamProgress:
     Names that end in `_s` are seconds of the core's clock. Names that end in `_ms` are ms since
     `began_s`, when this origin made its record of the stream. `revision` increases with every
     change. `tokens` and `next_index` count from the stream's beginning, also across origins.
-    `frame_ms` has the release times of frames, from index `first_timed` on.
+    `frame_ms` has the release times of the frames from index `first_timed` on.
     """
 
     began_s: float = 0.0
@@ -121,9 +122,10 @@ class StreamProgress:
     frame_ms: array[int] = field(default_factory=lambda: array("I"))
     frame_tokens: FrameTokens = field(default_factory=FrameTokens)
     queue_ms: int | None = None
-    """Time at which a worker was first told to generate the stream."""
+    """Time in ms from `began_s` until a worker was first ordered to generate the stream."""
     first_ms: int | None = None
-    """Release time of the stream's first frame that is no notice, if it was made at this origin."""
+    """Time in ms from `began_s` until the stream's first frame that is no notice was released; None
+    if it was not released at this origin."""
     _is_begun: bool = False
 
     def go_on(self, history: History, now_s: float) -> None:
@@ -150,7 +152,7 @@ class StreamProgress:
             self.frame_ms.append(self._ms(now_s))
 
     def time_s(self, index: int) -> float | None:
-        """Return when a frame was released here, or None if its time was not kept."""
+        """Return when a frame was released here, by the core's clock; None if that is not kept."""
         place = index - self.first_timed
         if not 0 <= place < len(self.frame_ms):
             return None
@@ -223,7 +225,8 @@ class Stream:
         run: Number of the stream's last run; run numbers are never used twice.
         is_cancelled: True once an order to cancel the stream was accepted. The order is carried
             out whatever happens.
-        read_s: When the stream was last read, or at first when it came here.
+        read_s: When a client last read the stream; before the first read, when the stream came to
+            this origin.
         unread: True if the stream gives way to streams of its class that are read.
         asked_s: When this origin admitted the stream as a new one; None if it did not.
         released_s: When the last frame was released here.
@@ -233,7 +236,8 @@ class Stream:
             The next failure ends the stream.
         failure: The message of the failed run that was retried here, for the readers' Notice.
         failed_on: The worker of that run, which gets the stream again only if no other one can.
-        timed_ms: The last Unix time that is stored with a record, or 0 (see `frame_times`).
+        timed_ms: The Unix time in ms that was last stored with a record of the stream, or 0 (see
+            `frame_times`).
     """
 
     id: bytes
@@ -293,8 +297,9 @@ class Stream:
                 self.new_engine = fingerprint
 
     def not_taken(self) -> Conflict:
-        """Return the error for pending Steer orders of a stream that ended or left this origin."""
+        """Return the error for Steer orders that were pending when the stream ended or left."""
         fate = "was cancelled" if self.is_cancelled else "ended, or went to another origin,"
         return Conflict(
-            f"the stream {fate} before it took up the text", hint="open a new stream with the text"
+            f"the stream {fate} before the text was inserted",
+            hint="send the text in the prompt of a new stream",
         )

@@ -84,7 +84,7 @@ class UnfinishedListed:
 
 @dataclass(frozen=True, slots=True)
 class StreamsFound:
-    """The answer to a FindStreams; None for a stream that has ended or cannot be continued."""
+    """The answer to a FindStreams, with None for each stream that has ended or cannot go on."""
 
     purpose: Purpose
     found: Mapping[bytes, FoundStream | None]
@@ -107,7 +107,10 @@ class CancelRequested:
 
 @dataclass(frozen=True, slots=True)
 class SteerRequested:
-    """A client wants these token ids inserted next; `ticket` identifies the order to its caller."""
+    """A client wants these token ids inserted next.
+
+    `ticket` is a number by which the caller recognises the answer to this order.
+    """
 
     stream: bytes
     ids: Sequence[int]
@@ -171,7 +174,10 @@ class StepDurable:
 
 @dataclass(frozen=True, slots=True)
 class EndStored:
-    """A stream has an end in the ledger; `epoch` is its new epoch if it was taken over for that."""
+    """A stream has an end in the ledger.
+
+    `epoch` is the stream's new epoch if this origin took it over to write the end.
+    """
 
     stream: bytes
     nth: int
@@ -220,7 +226,7 @@ class WorkerGone:
 
 @dataclass(frozen=True, slots=True)
 class ReadersSeen:
-    """The streams that were read at any time since the previous ReadersSeen."""
+    """The streams that had a reader at any time since the previous ReadersSeen."""
 
     streams: AbstractSet[bytes]
 
@@ -361,8 +367,8 @@ class RecordReleases:
     """Add the frames that a step released to the metrics.
 
     Attributes:
-        gaps: Tuples of a class, the seconds since a stream's previous release, and the number of
-            frames with this class and time.
+        gaps: Tuples of a priority class, the seconds between two releases of a stream, and the
+            number of frames for which both are the same.
         firsts: The class, the model, the seconds since admission, and the trace of each stream
             whose first frame was released.
     """

@@ -120,7 +120,10 @@ class StreamTable:
         return stream
 
     def drop(self, stream: Stream, event: StreamEvent, now: float) -> bool:
-        """Remove the record of a stream that no longer runs or waits here; return False if late."""
+        """Remove the record of a stream that no longer runs or waits here.
+
+        Return False if the stream's state does not allow `event`, because the event is too late.
+        """
         if not self.turn(stream, event):
             return False
         self.unplace(stream)
@@ -158,7 +161,7 @@ class StreamTable:
 
     @property
     def room(self) -> int:
-        """Return the number of further streams that may be opened."""
+        """Return the number of streams that may still be opened."""
         return max(0, self._max_streams - self.count)
 
     @property
@@ -190,7 +193,7 @@ class StreamTable:
         return here + sum(one.tenant == tenant for one in self.opening.values())
 
     def tokens_of(self, key: str) -> int:
-        """Return the tokens that the streams of an API key that are here have used so far."""
+        """Return the tokens that an API key's streams at this origin have used so far."""
         return sum(one.used for one in self.by_id.values() if one.recipe.key == key)
 
     # ---- waiting ----
@@ -238,7 +241,7 @@ class StreamTable:
         return [stream for stream in self._runs.values() if stream.worker == worker]
 
     def standings(self, workers: Sequence[int]) -> dict[int, list[Suspicion]]:
-        """Return the standings of the streams on each of these workers."""
+        """Return the suspicions against the streams on each of these workers."""
         found: dict[int, list[Suspicion]] = {worker: [] for worker in workers}
         for stream in self._runs.values():
             if stream.worker in found:
@@ -246,7 +249,7 @@ class StreamTable:
         return found
 
     def step(self, worker: int, emissions: Emissions) -> StepFrames:
-        """Return the emissions of runs that are still on the worker, with their streams."""
+        """Return the emissions whose runs are still on the worker, with their streams."""
         runs = self._runs
         streams = [runs.get(run) for run in emissions.runs]
         known = [one for one in streams if one is not None and one.worker == worker]
@@ -263,7 +266,7 @@ class StreamTable:
         stream.progress.revision = self.revision
 
     def touch(self, stream: bytes) -> None:
-        """Note a change that operators can see, of a stream by its id, if it is here."""
+        """Note a change that operators can see, if the stream with this id is here."""
         if (known := self.by_id.get(stream)) is not None:
             self.changed(known)
 
@@ -275,6 +278,6 @@ class StreamTable:
 
 
 def _order_of(stream: Stream) -> tuple[bool, Priority, int]:
-    """Return the sort key of a waiting stream: suspects are last, then by class and place."""
+    """Return the sort key of a waiting stream: suspects last; otherwise by class, then by place."""
     is_suspect = stream.standing.group is not None
     return is_suspect, Priority.from_word(stream.recipe.priority), stream.place
