@@ -56,7 +56,7 @@ class FileDigests:
     def keep(self) -> None:
         """Add new digests to the cache file; nothing happens if it cannot be written.
 
-        Other workers may do this at the same time, so the file is read again under a lock.
+        Other workers may add digests at the same time, so the file is read again under a lock.
         """
         if self._path is None or not self._new:
             return

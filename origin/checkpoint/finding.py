@@ -163,7 +163,7 @@ class JsonObject:
         return float(value)
 
     def not_negative(self, key: str, default: float, most: float = math.inf) -> float:
-        """Return a number from 0 to `most`; a missing one is `default`."""
+        """Return a number from 0 to `most`; `default` for a missing value."""
         return 0.0 if self.raw.get(key) == 0 else self.number(key, default, most=most)
 
     def optional_number(self, key: str) -> float | None:
@@ -171,7 +171,7 @@ class JsonObject:
         return None if self.raw.get(key) is None else self.number(key)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """Return a boolean; a missing one is `default`."""
+        """Return a boolean; `default` for a missing value."""
         value = self.raw.get(key)
         if value is not None and not isinstance(value, bool):
             self.fault(key, self._shown(key), "true or false")
@@ -179,7 +179,7 @@ class JsonObject:
         return default if value is None else value
 
     def only(self, key: str, right: object, default: object = None) -> None:
-        """Add a fault unless the value is `right`; a missing one counts as `default`."""
+        """Add a fault unless the value is `right`; a missing value counts as `default`."""
         value = self.raw.get(key)
         if (default if value is None else value) != right:
             self.fault(key, self._shown(key), repr(right))

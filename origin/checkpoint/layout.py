@@ -71,7 +71,7 @@ def weight_files(directory: Path, findings: Findings) -> list[Path]:
 
 
 def stored_tensors(directory: Path, findings: Findings) -> dict[str, StoredTensor]:
-    """Return all tensors by name; files that cannot be read are faults."""
+    """Return all tensors by name; add a fault for each file that cannot be read."""
     stored: dict[str, StoredTensor] = {}
     for path in weight_files(directory, findings):
         for name, tensor in read_header(path, findings).items():
@@ -85,7 +85,10 @@ def stored_tensors(directory: Path, findings: Findings) -> dict[str, StoredTenso
 
 
 def read_header(path: Path, findings: Findings) -> dict[str, StoredTensor]:
-    """Return the tensors of one file; empty, and a fault, if its header cannot be read."""
+    """Return the tensors of one file.
+
+    If the header cannot be read, the result is empty, and a fault is added.
+    """
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -300,7 +303,7 @@ def _check_others(
 def _check_tied(
     stored: dict[str, StoredTensor], shape: tuple[int, ...], findings: Findings
 ) -> None:
-    """Add a fault if the head of a checkpoint with a tied head differs from the embedding."""
+    """Add a fault if the LM head is tied to the embedding, but stored with other values."""
     head, embedding = stored[HEAD], stored.get(EMBEDDING)
     if embedding is None or embedding.shape != shape:
         return  # a fault was already added for the embedding

@@ -111,7 +111,7 @@ def _footprints(
 
 
 def _try_prompts(directory: Path, has_template: bool, findings: Findings) -> None:
-    """Load the tokenizer and make a prompt; a failure is a finding."""
+    """Load the tokenizer and make a prompt, to add a finding if either fails."""
     try:
         reader = PromptReader(directory)
     except ModelError as error:

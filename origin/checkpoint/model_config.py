@@ -1,8 +1,9 @@
 """The shape of a decoder, from the config.json of a Hugging Face checkpoint.
 
 The families `bitnet`, `llama` and `qwen3` are served. Missing keys have the defaults of
-transformers. A value with which the model would load but compute something else is refused. So is
-an unknown key, because the weights may have been trained with what it changes. No torch.
+transformers. A value with which the model would load but compute something else is refused. An
+unknown key is refused, too, because it may stand for a computation with which the weights were
+trained. No torch.
 """
 
 from __future__ import annotations
@@ -213,7 +214,7 @@ class ModelConfig(DecoderShape):
     tied_head: bool
     eos_ids: frozenset[int]
     packed: bool
-    """BitNet: True for packed ternary weights; False for real ones that become ternary at load."""
+    """BitNet: True for packed ternary weights; False for float weights, made ternary at load."""
 
 
 def read_config(directory: Path) -> ModelConfig:
@@ -222,7 +223,7 @@ def read_config(directory: Path) -> ModelConfig:
     eos_token_id of generation_config.json takes precedence over that of config.json.
 
     Raises:
-        ModelError: The checkpoint cannot be served; it names the file and the key.
+        ModelError: The checkpoint cannot be served; the error names the file and the key.
     """
     findings = Findings()
     config = examine_config(directory, findings)
@@ -332,7 +333,7 @@ def _check_same_computation(keys: JsonObject, config: ModelConfig) -> None:
 
 
 def _check_classes(keys: JsonObject, family: Family) -> None:
-    """Add a fault if the checkpoint names another class than its family's, or its own code."""
+    """Add a fault if the checkpoint names a class that is not its family's, or code of its own."""
     right = f"{CLASS_NAMES[family]}ForCausalLM"
     kinds = keys.raw.get("architectures")
     if kinds and not (isinstance(kinds, list) and right in kinds):

@@ -29,7 +29,7 @@ SCALED_KV = ("int8", "fp8")
 INT4_GROUP_BYTES = {"cpu": 2 * BF16_BYTES, "gpu": FP32_BYTES + 1}
 """Bytes of scale and zero point for each group of int4 weights."""
 GPU_KV_SHARE = 0.8
-"""Share of the GPU memory that the weights leave free which the KV cache takes by default."""
+"""Default size of the KV cache, as a share of the GPU memory that the weights leave free."""
 
 
 def examine_formats(
@@ -68,7 +68,7 @@ class Footprint:
     kv_token_bytes: int
     """Bytes of the keys and values of one token in all layers."""
     kv_share: float
-    """Share of the memory that the weights leave free which keys and values may take."""
+    """Maximum size of the KV cache, as a share of the memory that the weights leave free."""
 
     @property
     def kv_page_bytes(self) -> int:
@@ -90,11 +90,11 @@ def parameters(config: ModelConfig) -> int:
 def cpu_footprint(
     config: ModelConfig, stored: Mapping[str, StoredTensor], formats: Formats = AS_STORED
 ) -> Footprint:
-    """Return the memory on a CPU with an instruction for int8 products.
+    """Return the memory that a model needs on a CPU with an instruction for int8 products.
 
-    Unless `formats` has others, weights are fp32, except ternary ones (int8) and an untied
-    embedding (as stored). A CPU without the instruction needs more, because ternary weights and an
-    int8 head are fp32, too.
+    Unless `formats` sets other types, weights are fp32; ternary weights are int8, and an untied
+    embedding keeps its stored type. A CPU without the instruction needs more, because ternary
+    weights and an int8 head are fp32, too.
     """
     if config.family is Family.BITNET:
         linear = _int8_bytes(config)
@@ -119,7 +119,10 @@ def cpu_footprint(
 def gpu_footprint(
     config: ModelConfig, stored: Mapping[str, StoredTensor], formats: Formats = AS_STORED
 ) -> Footprint:
-    """Return the memory on a GPU: ternary weights are packed, others are as stored."""
+    """Return the memory that a model needs on a GPU.
+
+    Ternary weights are packed, and others keep their stored type.
+    """
     small = has_fp32_head(config.vocab, config.hidden)
     weights = _stored_bytes(stored, EMBEDDING)
     if formats.head == "int8":

@@ -54,7 +54,8 @@ ROLES = ("system", "user", "assistant", "tool")
 Functions = Sequence[dict[str, Any]]
 """Functions that a model may call, each a dict with `name`, `description` and `parameters`."""
 _ANSWER = "ANSWER-5f2b9c"
-"""Text that stands for an answer when the template is asked what follows one."""
+"""Placeholder for the model's answer. A conversation with it is rendered to find the text that the
+template writes after an answer."""
 MARK = "\ufdd0"
 """Character that marks special tokens. It is a noncharacter of Unicode, which valid texts do not
 contain (Unicode 23.7)."""
@@ -80,7 +81,10 @@ class TemplateProcess:
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, now: str
     ) -> Answer:
-        """Render the template; the answer has the `text`, or why it has `refused` or `failed`."""
+        """Render the template.
+
+        The answer has the rendered `text`, or else the reason under `refused` or `failed`.
+        """
         with self._lock:
             if self._child is None and (problem := self._start().get("problem")):
                 return {"failed": problem}
@@ -97,7 +101,7 @@ class TemplateProcess:
         return answer
 
     def _ask(self, question: Mapping[str, Any], otherwise: str) -> Answer:
-        """Return the child's answer; if it gives none, the key `otherwise` has the reason."""
+        """Return the child's answer, or {otherwise: the reason why there is none}."""
         assert self._child is not None
         try:
             return _exchange(self._child, json.dumps(question).encode())
@@ -187,8 +191,8 @@ class ChatTemplate:
     ) -> str:
         """Return the prompt up to where the assistant's answer begins.
 
-        It blocks: usually for a tenth of a millisecond, but for a template that never ends until
-        its limit of CPU time. So it must not run on the event loop.
+        The call blocks: usually for a tenth of a millisecond, but with a template that never ends
+        for MAX_CPU_S of CPU time. So it must not run on the event loop.
 
         Raises:
             TemplateError: The template refuses the conversation.
@@ -247,7 +251,7 @@ def special_tokens(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text(token: object) -> str | None:
-    """Return the text of a token, which is a string or an object with flags; otherwise None."""
+    """Return the text of a token, which is a string or an object with flags; else None."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
 
@@ -354,7 +358,7 @@ class PromptReader:
         return ids
 
     def markup(self, *, forced: bool) -> MarkupName | None:
-        """Return the markup in which the model writes tool calls, or None if it will not call any.
+        """Return the markup in which the model writes tool calls; None if it makes no calls.
 
         If the template ignores tools, the model is made to call them only if `forced` is True.
 
@@ -386,7 +390,7 @@ class PromptReader:
         answer, or until only the last turn of the user is left. System messages always stay.
         """
         cuts = _cuts(messages) if room is not None else [0]
-        # Each later cut leaves fewer messages: find the first cut that fits by bisection.
+        # Each later cut leaves fewer messages, so bisection finds the first cut whose messages fit.
         low, high = 0, len(cuts) - 1
         while low < high:
             middle = (low + high) // 2
@@ -413,7 +417,7 @@ class PromptReader:
     def turn_ids(self, instruction: str) -> tuple[int, ...]:
         """Return the token ids that come between an answer and the answer to a next message.
 
-        They are the end of the first answer, the user's message, and the beginning of the next
+        These are the end of the first answer, the user's message, and the beginning of the next
         answer, as the chat template writes them.
 
         Raises:
@@ -538,9 +542,9 @@ class QuotedTokens:
 
     A chat template writes special tokens as text, in which the tokenizer recognizes them. It would
     also recognize a special token inside a message, which could end the message or begin a system
-    message. So each special token in a message is marked before the template runs. The template
-    copies the marks with the text, and they are removed before the tokenizer runs. Each marked
-    token in its result is then replaced by the ids of the token's letters.
+    message. To prevent this, each special token in a message is marked before the template runs.
+    The template copies the marks with the text, and they are removed before the tokenizer runs.
+    Each marked token in its result is then replaced by the ids of the token's letters.
 
     One case is not covered: a template that cuts text out of the middle of a message, so that the
     rest forms a special token.

@@ -30,9 +30,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 MAX_CPU_S = 0.5
 """Maximum CPU seconds for compiling a template, and for each rendering.
 
-Real ones compile in tens of milliseconds and render in less than one."""
+Real templates compile in tens of milliseconds and render in less than one."""
 MAX_MEMORY_BYTES = 512 * 1024 * 1024
-"""Maximum address space of the process, which itself uses a tenth of it."""
+"""Maximum address space of the process in bytes. Without a template the process uses a tenth of
+this."""
 MAX_ADDED_CHARS = 4 * 1024 * 1024
 """Maximum number of characters that a template may add to those of messages and tools."""
 

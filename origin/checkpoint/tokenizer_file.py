@@ -1,7 +1,7 @@
 """Loads tokenizer.json, and checks that it fits the model and the other tokenizer files.
 
-Only tokenizer.json determines the ids. If another file contradicts it, transformers may follow that
-file, depending on class and version. So a contradiction is a fault.
+Only tokenizer.json determines the ids. If another file contradicts tokenizer.json, transformers
+follows one or the other, depending on class and version. So a contradiction is a fault.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ Token = dict[str, Any]
 def load_tokenizer(directory: Path) -> Tokenizer:
     """Load tokenizer.json of a checkpoint, without truncation and padding.
 
-    A file that was saved during training may have both, and transformers ignores them by default,
-    too.
+    A file that was saved during training may set both. By default transformers ignores them, too.
 
     Raises:
         ModelError: The file cannot be read.

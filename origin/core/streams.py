@@ -64,8 +64,8 @@ PAUSED_S = 86_400.0
 MAX_PAUSED = 4096
 """Maximum number of paused streams; beyond it, those that were paused first are cancelled."""
 MAX_DEATHS = 5
-"""Number of blamed deaths after which a stream is ended as failed. A stream is blamed for the death
-of a worker if no other stream can be the cause."""
+"""Number of blamed deaths in a row after which a stream is ended as failed. A stream is blamed for
+the death of a worker if no other stream can be the cause."""
 CANCEL_TRIES = 3
 """Maximum number of attempts in a row to write a stream's end, which fails if another origin takes
 the stream over between our takeover and our write. After these attempts the stream is deferred."""

@@ -3,10 +3,10 @@
 The engine decodes the rows [last, d1 .. dk] in one step and draws at each of their positions with
 the run's own seed (and, under a grammar, its mask). A draw counts only if all drafts before it
 equal the draws at their positions, since otherwise its row belongs to a different text. So drafts
-never change a text. A drafter may be wrong, and may forget everything, as it does when a run
-continues elsewhere. (Leviathan et al., Fast Inference from Transformers via Speculative Decoding,
-2023, accept a draft with some probability. Here a draw is a function of row, seed and position, so
-that a draft is accepted if it equals the draw.)
+never change a text. A drafter can therefore be wrong without harm, and may forget everything, as it
+does when a run continues on another worker. (Leviathan et al., Fast Inference from Transformers via
+Speculative Decoding, 2023, accept a draft with some probability. Here a draw is a function of row,
+seed and position, so that a draft is accepted if it equals the draw.)
 """
 
 from __future__ import annotations
@@ -76,10 +76,11 @@ def accepted(drafts: Sequence[int], drawn: Sequence[int]) -> list[int]:
 
 
 class DraftLength:
-    """Number of tokens to draft: two more if all were right, else one more than were right.
+    """The number of tokens to draft, which grows by two while all drafts are right.
 
-    A wrong draft costs a row of the step, a missing one a whole step. So the length follows what
-    was just observed, and at least one draft is always tried.
+    After a wrong draft it is one more than the number of right ones. A wrong draft costs a row of
+    the step, and a missing draft costs a whole step. So the length follows the last result, and at
+    least one draft is always tried.
     """
 
     def __init__(self) -> None:
@@ -124,7 +125,7 @@ class _Text:
         # after its latest occurrence.
         self._recent: dict[tuple[int, ...], int] = {}
         self._older: dict[tuple[int, ...], int] = {}
-        self._indexed = 0  # number of tokens whose preceding n-grams are in an index
+        self._indexed = 0  # number of tokens whose preceding n-grams have been indexed
 
     def propose(self, ids: Sequence[int], limit: int) -> Sequence[int]:
         self._index(ids)
@@ -149,7 +150,7 @@ class _Text:
 
 
 def _going_on(ids: Sequence[int], at: int, limit: int) -> list[int]:
-    """Return `limit` ids from index `at` on; if there are fewer, repeat those."""
+    """Return `limit` ids from index `at` on; if the text ends before, repeat these ids."""
     period = len(ids) - at
     return [ids[at + n % period] for n in range(limit)]
 

@@ -40,9 +40,9 @@ from tailrace.origin.workers.worker_frame import Emission, Load, StartRun
 
 @dataclass(slots=True)
 class InFlightStep:
-    """A step in flight.
+    """A step that was launched, and whose results were not read yet.
 
-    `works` has each Work of its plan, with the run's generation and the number of its draws.
+    `works` has each Work of the step's plan, with the run's generation and the number of its draws.
     """
 
     plan: Plan
@@ -54,7 +54,7 @@ class InFlightStep:
 
     @property
     def is_late(self) -> bool:
-        """True if the next step can be planned and launched before the results of this one."""
+        """True if the next step can be planned and launched before this one's results are read."""
         return all(
             work.draws and len(work.ids) == 1 and not work.prefill and generation.draws_alone
             for work, generation, _ in self.works
@@ -151,7 +151,7 @@ class Engine:
         """Run one plan; return its emissions, and those of other calls since the last step."""
         emissions, self._outbox = self._outbox, []
         if self._guesses:
-            emissions += self._land()  # drafts depend on the tokens of the last step
+            emissions += self._land()  # the drafts depend on the tokens of the last step
         began = self._clock_s()
         plan = self._scheduler.plan(self._propose if self._guesses else None)
         for run_id in plan.preempted:

@@ -95,7 +95,7 @@ class Generation:
         return min(self._run.max_tokens, self._model_context.context - len(self._run.prompt_ids))
 
     def resume(self) -> list[Emission]:
-        """Return the emissions for ids that the stream does not have yet, such as inserted ones.
+        """Return the emissions for ids that the stream does not have yet, such as `inserted_ids`.
 
         Call it once, before any other method.
         """

@@ -48,9 +48,10 @@ MAX_SCHEMA_BYTES = 64 * 1024
 MAX_MESSAGE_CHARS = 500
 """Maximum characters of llguidance's message; its longest messages quote the whole grammar."""
 MAX_SPACES = 32
-"""Maximum white space in one place of a JSON text, for schemas that earlier versions stored."""
+"""Maximum number of white-space characters in one place of a JSON text, for schemas that earlier
+versions stored."""
 GUIDANCE = "x-guidance"
-"""llguidance's own keyword at the root of a schema: how the JSON is written."""
+"""Keyword of llguidance at the root of a schema, which sets how the JSON is written."""
 COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON on one line, as Python's json.dumps writes it.
 
@@ -132,10 +133,10 @@ def check_format(kind: FormatKind, source: str, *, open_objects: bool = False) -
     """Return the format in the form that is stored. Raises CallerError with llguidance's reason.
 
     Admission calls it for `Open.format`. A schema may use the keywords of JSON Schema that
-    llguidance supports, and refer to nothing outside itself. Its JSON is written on one line, and
-    its objects are closed (see `closed`), unless `open_objects`. A regular expression is one of
-    Rust's regex crate, without look-around, and matches the whole text. The check takes 0.1 ms for
-    a small schema, some 50 ms for one of 1000 properties.
+    llguidance supports, and refer to nothing outside itself. JSON is written on one line, and the
+    objects of a schema are closed (see `closed`) unless `open_objects` is True. A regular
+    expression is one of Rust's regex crate, without look-around, and matches the whole text. The
+    check takes 0.1 ms for a small schema, some 50 ms for one of 1000 properties.
     """
     if kind is FormatKind.JSON_SCHEMA:
         if size_of(source) > MAX_SCHEMA_BYTES:
@@ -298,7 +299,7 @@ class GrammarCompiler:
     def start_calls(
         self, tools: ToolUse, generated: Sequence[int] = (), answer: OutputFormat | None = None
     ) -> OutputGrammar:
-        """Return the grammar of a run that must call tools, or may `answer` in that format."""
+        """Return the grammar of a run that must call tools, or else `answer` in that format."""
         functions = read_functions(tools.functions)
         wanted = [each for each in functions if tools.only in (None, each["name"])]
         return self._started(_calls(wanted, tools, answer, self._special), generated)
@@ -307,7 +308,7 @@ class GrammarCompiler:
         matcher = LLMatcher(self._tokenizer, grammar_text, log_level=0, limits=_LIMITS)
         if matcher.is_error():
             raise _refusal(matcher.get_error())
-        # If none of our end ids is a token, llguidance takes another one as the end.
+        # If none of our end-of-text ids is a token, llguidance chooses another token as the end.
         not_ours = frozenset(self._tokenizer.eos_tokens) - self._eos_ids
         grammar = OutputGrammar(matcher, self._vocab, self._eos_ids, not_ours)
         for token in generated:
@@ -361,7 +362,7 @@ class OutputGrammar:
         mask = bits[: self._words].copy()
         if self._vocab % MASK_BITS:
             mask.view(np.uint32)[-1] &= np.uint32((1 << self._vocab % MASK_BITS) - 1)
-        for token in self._eos_ids:  # llguidance does not know end ids outside the tokenizer
+        for token in self._eos_ids:  # llguidance knows no end-of-text ids outside the tokenizer
             _allow(mask, token, self.may_end)
         for token in self._forbidden:
             _allow(mask, token, False)
@@ -411,7 +412,10 @@ def _allow(mask: Mask, token: int, is_allowed: bool) -> None:
 
 
 def _grammar(kind: FormatKind, source: str) -> str:
-    """Return llguidance's text of a format. Raises CallerError if it is not JSON or too costly."""
+    """Return the grammar of a format, as llguidance's text.
+
+    Raises CallerError if a schema is not JSON, or the format is too costly.
+    """
     if kind is FormatKind.REGEX:
         if size_of(source) > MAX_REGEX_BYTES:
             raise _refusal(f"is longer than {MAX_REGEX_BYTES} bytes", "format_too_costly")
@@ -445,9 +449,11 @@ def _calls(
     answer: OutputFormat | None = None,
     special: Mapping[str, int] = MappingProxyType({}),
 ) -> str:
-    """Return llguidance's text of calls of these functions, in the model's markup, or of an answer.
+    """Return the grammar, as llguidance's text, of calls of these functions in the model's markup.
 
-    special: names and ids of special tokens, of which a mark may be one.
+    With `answer`, the run may give an answer in that format instead.
+
+    special: ids of the special tokens by name; the marks around calls may be special tokens.
     """
     assert tools.markup is not None  # checked by the caller: without a markup there is no grammar
     markup = MARKUPS[tools.markup]
@@ -481,7 +487,7 @@ def _mark(mark: str, special: Mapping[str, int]) -> str:
 
 
 def _answer(answer: OutputFormat, markup: Markup) -> list[str]:
-    """Return the rules of an answer in that format.
+    """Return the grammar's rules for an answer in the format `answer`.
 
     Text that would be read as a call is excluded.
     """

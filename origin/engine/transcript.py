@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from tailrace.ledger.errors import ModelError
 from tailrace.ledger.frame import Score, TokenScores
 
-if TYPE_CHECKING:  # not at run time, because this module imports torch
+if TYPE_CHECKING:  # not at run time, because it would import torch
     from tailrace.origin.models.model import Scores
 import codecs
 import hashlib
@@ -36,7 +36,7 @@ _STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 _FALLBACK = [_REPLACE, {"type": "ByteFallback"}, {"type": "Fuse"}]
 
 MAX_FRAME_SCORE_BYTES = 128 * 1024
-"""Maximum bytes of scores per frame; with 20 alternatives, those of some 300 tokens."""
+"""Maximum bytes of scores per frame: enough for about 300 tokens with 20 alternatives each."""
 SCORE_BYTES = 16
 """Maximum bytes of one encoded Score, besides the token's bytes."""
 MAX_FRAME_TEXT_CHARS = 16 * 1024
@@ -45,11 +45,11 @@ MAX_FRAME_TEXT_CHARS = 16 * 1024
 
 
 class Vocabulary:
-    """A tokenizer's ids as bytes; one per model, shared by its runs.
+    """The bytes that each id of a tokenizer stands for; all runs of a model share one.
 
-    Building it takes some microseconds per id. It supports byte-level vocabularies (GPT-2's, so
-    Llama 3's, Qwen's and BitNet's) and SentencePiece's with byte fallback (Llama 2's). Raises
-    ModelError for other tokenizers.
+    Building a Vocabulary takes some microseconds per id. It supports byte-level vocabularies
+    (GPT-2's, so Llama 3's, Qwen's and BitNet's) and SentencePiece's with byte fallback (Llama 2's).
+    Raises ModelError for other tokenizers.
     """
 
     strips_space: bool
@@ -118,7 +118,7 @@ def _from_byte_level(word: str) -> bytes:
 
 @cache
 def _byte_of() -> dict[str, int]:
-    """Return the byte of each of GPT-2's characters: printable Latin-1 is itself.
+    """Return the byte that each of GPT-2's characters stands for: printable Latin-1 is itself.
 
     The other bytes have characters from U+0100 on.
 
@@ -141,7 +141,7 @@ def _from_fallback(word: str) -> bytes:
 
 
 class PendingScores:
-    """Scores of tokens without a frame so far; beyond a frame's limit the oldest are dropped."""
+    """Scores of tokens that are in no frame yet; the oldest beyond a frame's limit are dropped."""
 
     def __init__(self) -> None:
         self._scores: deque[TokenScores] = deque()
@@ -168,8 +168,8 @@ class Transcript:
     """Turns a run's tokens into emissions; the result depends on the ids alone, not on timing.
 
     So a continuation steps through the ids from the ledger, drops the text that was sent, and is
-    then in the state of the interrupted run. The run says which of them were steered, because
-    steered text is not searched for stop sequences.
+    then in the state of the interrupted run. The run's order says which of these ids were steered,
+    because steered text is not searched for stop sequences.
 
     The engine makes one for each run and calls:
 
@@ -178,7 +178,7 @@ class Transcript:
     - `steer(ids)` for a Steer order, between two steps; its ids are then known tokens of the run;
     - `end(...)` for what the transcript cannot see: a cancel, a failure, a finished grammar.
 
-    Once `ended` is True, after any of them, the run is over, and drafts accepted beyond that token
+    Once one of these calls has set `ended`, the run is over, and drafts accepted beyond that token
     are ignored. The position of the next draw is `total_tokens`.
 
     A frame carries the scores of the tokens whose ids are in its emission, so that no
@@ -219,9 +219,9 @@ class Transcript:
         self._bytes_to_drop = 0
 
     def resume(self) -> list[Emission]:
-        """Step through the run's generated ids and return what had not been sent.
+        """Step through the run's generated ids and return the emissions that had not been sent.
 
-        Normally nothing is returned. If the stream lacks only its end, that end is returned. If the
+        Normally there are none. If the stream lacks only its end, that end is returned. If the
         stream's text differs from the text of these ids, an end with FAILED is returned.
         """
         self._bytes_to_drop = self._run.sent_bytes
@@ -389,8 +389,8 @@ def _orders(run: StartRun) -> Iterator[tuple[bool, Sequence[int]]]:
 class Detokeniser:
     """Turns token ids into text as soon as the bytes form whole characters.
 
-    Special tokens have no text, except the `marks` around calls, which the reader of calls needs.
-    Invalid UTF-8 becomes U+FFFD as soon as it is certain, in the number that the Unicode standard
+    Special tokens have no text, except the `marks` around calls, which `CallReader` needs. Invalid
+    UTF-8 becomes U+FFFD as soon as it is certain, in the number that the Unicode standard
     recommends (section 3.9, substitution of maximal subparts). The time of a step depends on the
     bytes of its token alone. A new detokeniser that steps through the same ids gives the same
     pieces.
@@ -416,7 +416,7 @@ class Detokeniser:
         return self._decoder.decode(raw)
 
     def flush(self) -> str:
-        """Return an unfinished character as U+FFFD, and forget it; more ids may follow."""
+        """Return an unfinished character as U+FFFD, and drop its bytes; more ids may follow."""
         return self._decoder.decode(b"", final=True)
 
 
@@ -440,15 +440,19 @@ class StopMatcher:
         self._held += text
         found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         self.matched = bool(found)
-        # Of several stop sequences, the first to be complete counts, so that the division of the
-        # text into tokens does not matter. If several end at the same place, the longest counts.
+        # If the text contains several stop sequences, the one that ends first counts, since it
+        # would also be found first if the text came in small pieces. Of those that end at the same
+        # place, the longest counts.
         certain = min(found)[1] if found else len(self._held) - self._suspect_length()
         released = self._held[:certain]
         self._held = "" if self.matched else self._held[certain:]
         return released
 
     def flush(self) -> str:
-        """Return the text held back, when no more text will follow that could belong to it."""
+        """Return the text held back.
+
+        To be called when no text follows that could complete a stop sequence.
+        """
         held, self._held = self._held, ""
         return held
 

@@ -1,1 +1,1 @@
-"""GPUs of this machine: what is there, what is wrong with it, which worker gets which."""
+"""The GPUs of this machine: a list of them, their faults, and which worker gets which GPU."""

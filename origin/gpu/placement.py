@@ -32,7 +32,7 @@ def place(sizes: Sequence[float], gpus: Sequence[str], held: Mapping[str, float]
     Args:
         sizes: The memory of each worker.
         gpus: The GPUs to choose from.
-        held: The memory that other models may take on each GPU, in the unit of `sizes`.
+        held: The memory on each GPU that other models may take, in the unit of `sizes`.
     """
     own = dict.fromkeys(gpus, 0)
     taken = {gpu: held.get(gpu, 0.0) for gpu in gpus}
@@ -46,7 +46,9 @@ def place(sizes: Sequence[float], gpus: Sequence[str], held: Mapping[str, float]
 
 
 def gpu_environment(gpu: str | None, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables that hide all GPUs but `gpu` from a worker; none for None.
+    """Return the environment variables that hide all GPUs but `gpu` from a worker.
+
+    There are none if `gpu` is None.
 
     If the operator has set CUDA_VISIBLE_DEVICES, the order of GPUs is not changed, because the
     operator's indices refer to it.

@@ -20,7 +20,7 @@ from tailrace.origin.gpu.faults import GpuDevice, GpuFacts, is_absent, judge
 
 DRIVER_LIBRARY = "libcuda.so.1"
 DEVICE_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
-"""Device files of a GPU: that of NVIDIA's kernel module on Linux, and that of WSL on Windows."""
+"""Device files of a GPU: of NVIDIA's kernel module on Linux, and of WSL on Windows."""
 DRIVER_VERSION = Path("/proc/driver/nvidia/version")
 CONTAINER_MARKS = (Path("/.dockerenv"), Path("/run/.containerenv"))
 KUBERNETES = "KUBERNETES_SERVICE_HOST"
@@ -127,7 +127,7 @@ def _python_header() -> str:
 
 
 def _with_cuda(facts: GpuFacts) -> GpuFacts:
-    """Add the facts that torch reports about itself and about the GPUs."""
+    """Return the facts, with those that torch reports about itself and about the GPUs."""
     try:
         import torch
     except (ImportError, OSError) as error:  # OSError means that a library of CUDA is missing
@@ -163,7 +163,7 @@ def _device(index: int) -> GpuDevice:
 
 
 def _with_run(facts: GpuFacts) -> GpuFacts:
-    """Add whether a kernel compiles and runs on every GPU."""
+    """Return the facts, with whether a kernel compiles and runs on every GPU."""
     import torch
 
     try:

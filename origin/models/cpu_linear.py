@@ -41,7 +41,8 @@ TRIALS = 8
 """Number of trials per product. The fastest one counts, because the first one has cold caches and
 others may be interrupted."""
 FP32_SPEEDUP = 2.0
-"""Minimum speed-up for which fp32 is used, since it takes four times the memory.
+"""Minimum speed-up for which weights are fp32 instead of int8, since fp32 takes four times the
+memory.
 
 If torch multiplies int8 without special instructions, fp32 is at least ten times as fast.
 """
@@ -56,8 +57,9 @@ class Int8Linear:
 
     The result equals `int8_linear` bit for bit, in any batch. On a processor with int8 products
     (VNNI) weights stay int8, a quarter of fp32's size: a decoded token reads all of them, and
-    reading is the bottleneck. Elsewhere torch multiplies one by one, and fp32 is faster. Its sums
-    are the same, because inputs are divided into parts whose sums fp32 holds exactly.
+    reading is the bottleneck. On other processors torch multiplies int8 numbers one at a time, so
+    weights are fp32, which is faster. The sums are the same, because inputs are divided into parts
+    whose sums fp32 holds exactly.
     """
 
     def __init__(
@@ -82,7 +84,8 @@ class Int8Linear:
     def __call__(self, x: Tensor) -> Tensor:
         """Compute fp32 [T, in] -> fp32 [T, out], quantising each row to int8 by its maximum.
 
-        The reference clamps to int8 after rounding; a row scaled by 127 / max never exceeds it.
+        The reference clamps to int8 after rounding. That is not needed, as a row scaled by 127 /
+        max never exceeds int8.
         """
         absmax = x.abs().amax(-1, keepdim=True)
         # The reference's 127 / absmax is computed by torch as 127 * (1 / absmax), as it is here.
@@ -90,7 +93,7 @@ class Int8Linear:
         return self._sums((x * factor).round_()).div(factor).mul_(self._scale)
 
     def _sums(self, quantized: Tensor) -> Tensor:
-        """Return the product of activations and weights, which are integers.
+        """Return the product of activations and weights; both hold integers.
 
         quantized: integers as fp32 [T, in]. Returns int32 or fp32 [T, out].
         """
@@ -150,7 +153,8 @@ class Products:
 
     A BLAS sums in an order that depends on the shape of the product, and promises nothing about a
     row's position in it or about neighbouring rows. So each shape of a weight is tested once: first
-    whether every position in the tile gives the same bits, then which other numbers of rows do.
+    whether every position in the tile gives the same bits, then which other numbers of rows give
+    these bits, too.
     """
 
     def __init__(self) -> None:
@@ -167,7 +171,7 @@ class Products:
 
 
 class FloatLinear(ABC):
-    """A linear layer with float sums, in an order that its product chooses.
+    """A linear layer with float sums, whose order depends on the shape of the product.
 
     Rows are padded with zeros to a number that `Products` allows; if it allows only one row, each
     row is multiplied alone. Either way a row's bits are the same in any batch.

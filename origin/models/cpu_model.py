@@ -93,7 +93,7 @@ class Batch:
 def attends_in_place(config: ModelConfig) -> bool:
     """Return True if attention over consecutive pages in place has the same bits as over a copy.
 
-    No BLAS promises it, so it is tested, because results must not depend on page ids.
+    Results must not depend on page ids, and no BLAS promises equal bits, so they are tested.
     """
     random = torch.Generator().manual_seed(1)
     cache = KvCache(1, 4, config.kv_heads, config.head_dim)

@@ -1,7 +1,8 @@
 """Draws of a batch on the GPU, with masks, penalties and scores; nothing here waits for the device.
 
 A captured step draws every row by its settings alone. Rows with a mask or with penalties are drawn
-again from the same logits, so that they do not take the other rows out of the captured path.
+a second time from the same logits, so that all other rows of the batch can stay in the captured
+step.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ class GpuDraw:
         for draw in draws:
             if draw.sampling.penalises:
                 if draw.counts is None:
-                    raise ValueError("counts: missing, but the sampling penalises")
+                    raise ValueError("counts: missing, but the penalties need them")
                 check_tensor("counts", draw.counts, torch.int32, self._vocab)
         if not any(draw.sampling.penalises for draw in draws):
             return None

@@ -1,9 +1,9 @@
 """The captured steps of a model: few sizes, each captured before the model is ready.
 
-A capture launches a few hundred kernels from Python, which every stream would feel if it happened
-while serving. So all steps that decoding can need are captured at the start: each number of rows of
-`STEP_ROWS`, at each number of programs that attention launches per row. From 2,048 positions on
-that number is the same, so all longer steps share a graph.
+A capture launches a few hundred kernels from Python. While serving, that would delay every stream.
+So all steps that decoding can need are captured at the start: each number of rows of `STEP_ROWS`,
+at each number of programs that attention launches per row. From 2,048 positions on that number is
+the same, so all longer steps share a graph.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ STEP_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Numbers of rows of captured steps; smaller steps are padded with rows that do nothing."""
 MAX_STEP_ROWS = STEP_ROWS[-1]
 SHORTEST_STEP_TOKENS = 256
-"""Smallest context in tokens for which a step is captured; then each doubling of it."""
+"""Smallest maximum length in tokens for which steps are captured; the next ones are its
+doublings."""
 PREFILL_ROWS = (64, 128, 256, 512)
-"""Numbers of rows of captured prefills, likewise padded."""
+"""Numbers of rows of captured prefills; smaller prefills are padded in the same way."""
 MAX_PREFILL_ROWS = PREFILL_ROWS[-1]
 """Maximum rows of prompts that run through the layers together."""
 MAX_PREFILL_CHUNKS = 16
@@ -46,7 +47,7 @@ class GpuGraphs:
 
     capture: how a step is captured; by default in a CUDA graph on a GPU, and not at all elsewhere.
     Steps that are not captured have as many prefill rows as they are given, since padding saves
-    nothing there. `captured` counts the captures, so that one while serving can be noticed.
+    nothing there. `captured` counts the captures, so that a capture while serving can be noticed.
     """
 
     def __init__(

@@ -216,8 +216,8 @@ class GpuLaunch:
     """Ids, faults, flags and scores that are being copied to the host, together.
 
     numbers: int32; ids and faults of `width` rows each, then the flags of finite rows, then scores,
-    `scored` numbers for each row that requests them. Without flags each row is drawn from, and its
-    fault tells if it is finite.
+    `scored` numbers for each row that requests them. Without flags, a token is drawn for each row,
+    and the row's fault tells whether the row is finite.
     """
 
     numbers: Tensor
@@ -279,7 +279,7 @@ def load(
     place = device or torch.device("cuda")
     if place.type == "cuda" and not torch.cuda.is_available():
         raise ModelError(
-            "no CUDA device is there", field="device", hint="set device to auto or cpu"
+            "there is no CUDA device", field="device", hint="set device to auto or cpu"
         )
     config = read_config(directory)
     if config.head_dim not in HEAD_DIMS:
@@ -343,9 +343,9 @@ def _machine(device: torch.device) -> tuple[str, ...]:
 def have_compiled(decoder: Decoder, draw: GpuDraw, target: GPUTarget, progress: Progress) -> None:
     """Compile and load every kernel that serving can launch, before the model is ready.
 
-    Only kernels that Triton's cache lacks are compiled; `progress` is called meanwhile. Each is
-    launched once, so that none has to be loaded while serving, and one that the device cannot run
-    fails here. Raises ModelError if one does not compile.
+    Only kernels that Triton's cache lacks are compiled; `progress` is called meanwhile. Each kernel
+    is launched once, so that none has to be loaded while serving, and a kernel that the device
+    cannot run fails here. Raises ModelError if a kernel does not compile.
     """
     wanted = compilations(decoder, draw, target)
     try:
@@ -370,7 +370,7 @@ def compilations(decoder: Decoder, draw: GpuDraw, target: GPUTarget) -> list[Com
 
 @contextmanager
 def _distinct_layers(decoder: Decoder) -> Iterator[None]:
-    """Leave the decoder one layer of each kind that is launched differently."""
+    """Keep only one layer of each kind in the decoder, for layers whose launches are alike."""
     layers = decoder.parts
     decoder.parts = list({_kind(part): part for part in layers}.values())
     try:
@@ -403,7 +403,7 @@ def _launch(decoder: Decoder, draw: GpuDraw) -> None:
 
 
 def sizes(most: int) -> list[int]:
-    """Return numbers of rows up to `most` that cover every way in which kernels are launched."""
+    """Return numbers of rows up to `most` that together cause every possible kind of launch."""
     near = {size for power in range(most.bit_length()) for size in (2**power, 2**power + 1)}
     return sorted(size for size in near | {most} if size <= most)
 

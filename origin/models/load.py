@@ -45,9 +45,9 @@ def load_model(
 
     progress(stage, done, total) is called during loading. kv_bytes: size of the KV cache; None for
     DEFAULT_KV_BYTES, or on a GPU for most of the memory that the weights leave. dependent: on a
-    GPU, launches begin while earlier ones still run. step_rows: on a GPU, maximum rows that read
-    the weights together. digests: known digests of files, which are not hashed again. Raises
-    ModelError, also for an absent device, and for formats that the model or device does not
+    GPU, launches begin while earlier ones still run. step_rows: on a GPU, maximum rows that one
+    pass over the weights computes. digests: known digests of files, which are not hashed again.
+    Raises ModelError, also for an absent device, and for formats that the model or device does not
     support. Whether a GPU can be used is checked before the checkpoint is read.
     """
     progress("check", 0, 1)
@@ -76,8 +76,8 @@ def load_model(
 def _keep_freed_memory() -> None:
     """Keep memory that a step frees for the next step, which needs the same sizes.
 
-    glibc does so by itself only after something large has been freed, which is chance. Until then
-    the kernel clears up to 200 pages for each step of the demo model.
+    By default glibc keeps such memory only after a large block has been freed, which happens by
+    chance. Until then the kernel clears up to 200 pages for each step of the demo model.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):  # musl and macOS have no mallopt

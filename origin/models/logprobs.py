@@ -40,7 +40,7 @@ def pack_scores(logits: Tensor, tokens: Tensor, most: int) -> Tensor:
 
     logits: fp32 [rows, vocab]. tokens: int [rows], the chosen ids. Returns int32 [rows, 1 + 2 n]:
     the bits of the chosen token's score, the n = min(most, vocab) best ids, and the bits of their
-    scores. A row that is not finite has scores without a meaning.
+    scores. The scores of a row that is not finite are meaningless.
     """
     logprobs = logits.log_softmax(-1)
     chosen = logprobs.gather(1, tokens.long()[:, None])
@@ -68,8 +68,8 @@ def unpack_scores(
 def best_ids(values: Tensor, most: int) -> Tensor:
     """Return up to `most` ids of each row, the best first, and of equal ones the lowest first.
 
-    values: fp32 [rows, vocab]. Returns int64 [rows, ids]. `topk` takes any of equal numbers; here a
-    value and its id form one number, so no two are equal.
+    values: fp32 [rows, vocab]. Returns int64 [rows, ids]. Among equal numbers `topk` may return
+    any. Here each value is joined with its id into one number, so no two are equal.
     """
     bits = values.view(torch.int32).long()
     ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # integers in the order of the floats

@@ -157,7 +157,7 @@ def drawn_before(draw: int) -> int:
 
 
 class Results(NamedTuple):
-    """Results of one launch, on the host."""
+    """Results of one launch, in the host's memory."""
 
     fine: Sequence[bool]
     """Flag for each row, in the order of the pieces: True if it has neither NaN nor infinity."""
@@ -166,7 +166,7 @@ class Results(NamedTuple):
     """See `Launched.first_use`."""
 
     def read(self) -> Results:
-        """Return the results, which are already there."""
+        """Return the results, which have been copied to the host already."""
         return self
 
 
@@ -222,7 +222,8 @@ class AtOnce:
         return Results(fine, self._drawn)
 
     def _known(self, ids: Sequence[int]) -> list[int]:
-        # After a failed draw the next launch gets id 0; its results for that run are not used.
+        # If the draw has failed, the next launch gets id 0 in its place; the results for that run
+        # are not used.
         return [max(self._drawn[drawn_before(token)].token, 0) for token in ids]
 
 
@@ -274,8 +275,8 @@ def fingerprint(
 class KnownPages:
     """Checks that block tables name only pages of a cache, and remembers how far each is checked.
 
-    A step checks the pages that are new, not every page of every row: at 8,192 tokens that would be
-    16,384 numbers for 64 rows.
+    A step checks only the pages that are new. Checking every page of every row would be 8,192
+    numbers for 64 rows of 8,192 tokens.
     """
 
     def __init__(self, pages: int) -> None:
@@ -299,7 +300,7 @@ class KnownPages:
 def check_pieces(
     pieces: Sequence[Piece], config: ModelConfig, pages: KnownPages, drawn: int = 0
 ) -> None:
-    """Raise what `Model.forward` raises, for a cache of these pages.
+    """Raise the errors of `Model.forward` for invalid pieces, given a cache of these pages.
 
     drawn: number of ids below 0 that stand for tokens (`drawn_before`).
     """

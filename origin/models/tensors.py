@@ -63,7 +63,7 @@ def read_tensors(directory: Path, config: ModelConfig) -> dict[str, Tensor]:
 
 
 def checkpoint_files(directory: Path) -> list[Path]:
-    """Return the files that determine a model's tokens, for its fingerprint. Raises ModelError."""
+    """Return the files that determine a model's tokens, for its fingerprint; raise ModelError."""
     findings = Findings()
     weights = weight_files(directory, findings)
     findings.refuse()
@@ -73,9 +73,9 @@ def checkpoint_files(directory: Path) -> list[Path]:
 
 
 def checkpoint_bytes(directory: Path) -> int:
-    """Return the size of those files.
+    """Return the total size in bytes of `checkpoint_files`.
 
-    0 if some are missing, which is an error when they are read.
+    The size is 0 if files are missing; reading the checkpoint then raises the error.
     """
     try:
         return sum(path.stat().st_size for path in checkpoint_files(directory))

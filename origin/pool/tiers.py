@@ -16,13 +16,13 @@ class Tier(IntEnum):
     LAUNCHED = 1
     """A process has imported the worker's modules."""
     HOST = 2
-    """Its weights are in the host's memory."""
+    """The model's weights are in the host's memory."""
     DEVICE = 3
-    """Its weights are on the device."""
+    """The model's weights are on the device."""
     COMPILED = 4
-    """Its kernels are compiled and warmed up, so it takes requests."""
+    """The model's kernels are compiled and warmed up, so the worker takes requests."""
     HOT = 5
-    """It has answered a request since its load."""
+    """The model has answered a request since it was loaded."""
 
     @property
     def word(self) -> str:

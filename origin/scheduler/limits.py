@@ -28,7 +28,7 @@ class Limits:
     running: int = 64
     """Maximum runs that hold pages."""
     waiting: int = 1024
-    """Maximum waiting runs of one class, not counting preempted ones."""
+    """Maximum waiting runs of one class, not counting preempted runs."""
     step_tokens_least: int = 2 * PAGE_TOKENS
     """Minimum of the adaptive limit of tokens per step: a chunk and some rows."""
     step_tokens_most: int = 64 * PAGE_TOKENS
@@ -39,7 +39,7 @@ class Limits:
     replay_rows: int = PAGE_TOKENS
     """Maximum tokens per step that one continued run replays from the log."""
     draft_rows: int = 8
-    """Maximum guesses for one run per step."""
+    """Maximum drafts (guessed tokens) for one run per step."""
 
 
 class StepLimits:
@@ -73,7 +73,7 @@ class StepLimits:
 
     @property
     def rows(self) -> int:
-        """Maximum rows of decoding, including those of continued runs and guesses."""
+        """Maximum rows of decoding, including the rows of continued runs and of drafts."""
         return self._started.rows
 
     @property
@@ -88,11 +88,12 @@ class StepLimits:
     def observe(self, plan: Plan, seconds: float, *, waiting: bool) -> None:
         """Adapt the limits to the duration of a step.
 
-        waiting: some runs were not started.
+        waiting: True if some runs were not started.
         """
         if self._tokens.is_least or seconds <= self._target:
             chunks = any(work.prefill for work in plan.work)
-            # If chunks of prompts displaced rows, the step says nothing about the number of rows.
+            # If chunks of prompts displaced rows, the step's duration says nothing about the limit
+            # of rows.
             if not (chunks and plan.skipped):
                 wanted = plan.full or waiting
                 self._started.observe(plan.rows, seconds, chunks=chunks, wanted=wanted)
@@ -127,7 +128,10 @@ class BatchLimit:
         return self.tokens == self.least
 
     def observe(self, tokens: int, seconds: float, *, full: bool) -> None:
-        """Adapt to a step of `tokens` that took `seconds`; `full`: the limit excluded some work."""
+        """Adapt to a step of `tokens` that took `seconds`.
+
+        full: True if the limit excluded some work from the step.
+        """
         if seconds > self._seconds:
             lower = max(int(min(tokens, self.tokens) * DECREASE), self.tokens // 2)
             self.tokens = max(self.least, lower)
@@ -141,8 +145,9 @@ class RowLimit:
     """An AIMD limit like `BatchLimit`, of rows instead of tokens.
 
     It starts at `least` and is raised by one row after `steps_per_raise` consecutive steps within
-    the target time, or quickly while steps last less than half of the target. After it was lowered
-    it is not lowered again until enough runs have ended.
+    the target time, or quickly while steps last less than half of the target. A step with more rows
+    than the limit, as there are after it was lowered and before runs have ended, does not lower it
+    again.
 
     Fewer rows are not always faster. If even a step with hardly any row exceeds the target (its
     time is spent on reading the weights), fewer rows would not help, and the limit rises
@@ -163,7 +168,7 @@ class RowLimit:
     def observe(self, rows: int, seconds: float, *, chunks: bool, wanted: bool) -> None:
         """Adapt to a step of `rows` rows, with or without `chunks` of prompts, that took `seconds`.
 
-        wanted: there would have been more rows without the limit.
+        wanted: True if the step would have had more rows without the limit.
         """
         if rows <= self._least:
             mean = self._alone.setdefault(chunks, seconds)

@@ -11,7 +11,8 @@ from tailrace.ledger.wire.schema import Priority
 from tailrace.origin.scheduler.pages import page_key
 
 Drafts = Callable[[Sequence[tuple[int, int]]], Sequence[Sequence[int]]]
-"""Function that takes a list of (run, maximum) and returns up to that many guessed ids per run."""
+"""Function that takes a list of (run, maximum number) and returns the drafts, guessed ids, of each
+run."""
 
 
 class Work(NamedTuple):
@@ -96,11 +97,11 @@ class ScheduledRun:
     work: Work | None = None
     """Work for this run in the current step."""
     accepted: int = 0
-    """Number of guesses of `work` that are known to be right."""
+    """Number of drafts of `work` that are known to be right."""
     awaited: bool = False
     """True if the last of `ids` is a placeholder for a token that is being drawn."""
     yielded: bool = False
-    """True if the run was preempted although it was the senior; that happens only once."""
+    """True if the run was preempted although it was the senior, which may happen only once."""
     _keys: list[bytes] = field(default_factory=list)
 
     def __post_init__(
@@ -113,7 +114,7 @@ class ScheduledRun:
 
     @property
     def order(self) -> tuple[bool, int]:
-        """Sort key within the run's class: the smallest starts first and is preempted last."""
+        """Sort key within the run's class: the lowest is started first and preempted last."""
         return self.unread, self.sequence
 
     @property
@@ -146,7 +147,7 @@ class ScheduledRun:
     def reusable_pages(self) -> int:
         """Maximum pages that may be found instead of computed.
 
-        The last known token must be computed.
+        The last known token must always be computed, since the next draw needs its row.
         """
         return (len(self.ids) - 1) // PAGE_TOKENS
 
@@ -167,10 +168,10 @@ class ScheduledRun:
         return map(self.key, range(self.reusable_pages))
 
     def learn(self, ids: Sequence[int]) -> int:
-        """Append the next tokens; return how many more guesses of the step they show to be right.
+        """Append the next tokens; return how many more drafts of the step they show to be right.
 
-        A guess counts as right only when a token after it is known, which was drawn from the row of
-        the guess. So the last known token is never cached, and goes through the model again.
+        A draft counts as right only when the token after it is known, which was drawn from the
+        draft's row. So the last known token is never cached, and goes through the model again.
         """
         self.ids += ids
         work, before = self.work, self.accepted

@@ -79,7 +79,7 @@ class FairQueue:
         return min((priority for priority in times if priority in classes), key=times.__getitem__)
 
     def turns(self, runs: Iterable[ScheduledRun]) -> Iterator[ScheduledRun]:
-        """Yield the runs; each time, the first left of the class with the smallest virtual time.
+        """Yield the runs: each time the next run of the class with the smallest virtual time.
 
         The caller charges the classes between two runs. Runs of one class keep their given order.
         """
@@ -169,7 +169,7 @@ class RunTable:
     # ---- starting ----
 
     def start(self) -> None:
-        """Start waiting runs while slots and pages suffice, from the class with the least tag."""
+        """Start waiting runs while slots and pages suffice, lowest class tag (`_tags`) first."""
         classes = [p for p, runs in self.waiting.items() if runs]
         tags = self._tags() if classes else {}
         latest = inf
@@ -188,9 +188,9 @@ class RunTable:
     def _tags(self) -> dict[Priority, float]:
         """Return the tag of each class: its expected virtual time when its running runs have ended.
 
-        By the tokens served so far alone, a class could start many runs before the first of them
-        counts. A run is expected to generate as many tokens as recent runs of its class, because
-        few runs reach their maximum.
+        If only the tokens served so far counted, a class could start many runs before the first of
+        them counts. A run is expected to generate as many tokens as recent runs of its class,
+        because few runs reach their maximum.
         """
         owed = dict.fromkeys(self.waiting, 0.0)
         for run in self.running.values():
@@ -236,7 +236,7 @@ class RunTable:
         return sorted(unread, key=_order, reverse=True)
 
     def _make_room(self, count: int, losers: Iterable[ScheduledRun]) -> list[int] | None:
-        """Return `count` pages for a run that starts, preempting the first few of `losers`.
+        """Return `count` pages for a run that starts, preempting as many of `losers` as needed.
 
         None if that does not free enough; then nothing has changed.
         """
@@ -252,7 +252,7 @@ class RunTable:
     def _choose(
         self, losers: Iterable[ScheduledRun], enough: Callable[[int, int], bool]
     ) -> list[ScheduledRun] | None:
-        """Return the fewest first runs of `losers` that free enough; None if all are not enough.
+        """Return the shortest beginning of `losers` that frees enough; None if all do not.
 
         `enough` is called with the numbers of pages and runs that preempting them would free.
         """
@@ -341,7 +341,7 @@ class RunTable:
         return pages is not None
 
     def find(self, run: ScheduledRun) -> None:
-        """Replace pages by cached ones with the same prompt chunks, so these need no prefill."""
+        """Replace a run's pages by cached ones with the same chunks, which need no prefill."""
         while run.prefilling and run.cached // PAGE_TOKENS < run.reusable_pages:
             place = run.cached // PAGE_TOKENS
             found = self._pool.find([run.key(place)])

@@ -8,11 +8,11 @@ cached.
 A step is filled in this order, up to its limits of tokens and of rows (`limits.py`):
 
 1. One row for each decoding run. While any run has to catch up, PAGE_TOKENS tokens are reserved for
-   it: so a long prompt slows its neighbours but never stops them, and they never stop it. If so
+   that run: so a long prompt slows other runs but never stops them, and they never stop it. If so
    many rows make steps late, runs of all but the most urgent class take turns.
 2. For each run that has to catch up, a chunk of its prompt or known rows; then, for each run with a
    longer prompt, the next chunk, and so on.
-3. Guesses of speculative decoding, with the tokens that are left: they never displace work.
+3. Drafts of speculative decoding, with the tokens that are left: drafts never displace other work.
 
 Within 1 and 2 weighted fair queueing (`run_table.py`) decides between the classes. Within a class
 decoding runs take turns, and everything else is first come, first served, except that unread runs
@@ -38,11 +38,11 @@ AWAITED = -1
 
 
 class Scheduler:
-    """Turns runs into plans. Its only clock is the tokens it has planned and what `done` reports.
+    """Turns runs into plans. It reads no clock: `done` reports the duration of each step.
 
-    The engine calls `plan`, runs it on the model, calls `extend` or `remove` for each run that drew
-    a token, then `done`. A plan that is not done is forgotten, and its work planned again. After
-    `sent`, the next plan may be made before `done`.
+    The engine calls `plan`, runs the plan on the model, calls `extend` or `remove` for each run
+    that drew a token, then `done`. A plan for which `done` is not called is forgotten, and its work
+    is planned again. After `sent`, the next plan may be made before `done`.
     """
 
     def __init__(self, pool: PagePool, limits: Limits | None = None) -> None:
@@ -94,7 +94,7 @@ class Scheduler:
         self._table.wait(new)
 
     def extend(self, run: int, ids: Sequence[int]) -> None:
-        """Append a run's next known tokens: drawn ones, accepted guesses included, or steered ones.
+        """Append a run's next known tokens: drawn ones, accepted drafts included, or steered ones.
 
         Raises ValueError if they exceed the run's max_tokens.
         """
@@ -155,10 +155,10 @@ class Scheduler:
         return Plan(tuple(works.values()), tuple(table.preempted), full or cut, skipped)
 
     def sent(self, plan: Plan) -> None:
-        """Let the next plan be made while this one runs: each run will know one more token.
+        """Let the next plan be made while this one runs, as if each run had one more known token.
 
-        This is only for plans without guesses in which all work draws, and while no other sent plan
-        is unfinished.
+        Only for plans without drafts in which all work draws, and only while no other sent plan is
+        unfinished.
         """
         for work in plan.work:
             run = self._runs.get(work.run)
@@ -171,7 +171,8 @@ class Scheduler:
     def done(self, plan: Plan, seconds: float, *, typical: bool = True) -> None:
         """Record that the plan's keys and values are written, and its duration.
 
-        typical: later steps will take about as long, so the limits adapt to it.
+        typical: True if later steps will take about as long, so that the limits adapt to this
+        duration.
         """
         if not plan.work:
             return
@@ -246,7 +247,7 @@ class Scheduler:
         return chain(urgent, islice(self._turns_of(others), spare)), True
 
     def _turns_of(self, runs: Iterable[ScheduledRun]) -> Iterator[ScheduledRun]:
-        """Order runs by weight between classes; within a class by readers, then by waiting time."""
+        """Order runs: classes by weight; in a class, read runs first, then by their last turn."""
         return self._queue.turns(sorted(runs, key=lambda run: (run.unread, run.turn)))
 
     def _catch_up(
@@ -314,7 +315,7 @@ class Scheduler:
     def _speculate(
         self, drafts: Drafts, rows: Iterable[Work], works: dict[int, Work], room: int
     ) -> None:
-        """Append guesses to the works in `rows`, in this order, while there is room."""
+        """Append drafts to the works in `rows`, in this order, while there is room."""
         wanted: list[tuple[int, int]] = []
         for work in rows:
             run = self._runs[work.run]
