@@ -1,1 +1,4 @@
-"""The pool of models: settings, members, policies, history and shadow; `origin.core` decides."""
+"""The pool of models: settings, members, policies, history and shadow pool.
+
+The decisions about the pool are made in `origin.core`.
+"""

@@ -1,6 +1,6 @@
 """The models of a pool and their schedules.
 
-A schedule has the times of the week at which a model is loaded, whatever the policy decides.
+A schedule has the times of the week in which a model stays loaded, whatever the policy decides.
 """
 
 from __future__ import annotations

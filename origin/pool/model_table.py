@@ -45,7 +45,11 @@ def _field_of_origin(setting: str) -> tuple[str, dict[str, Any]]:
 
 
 class ModelTable(BaseModel):
-    """Settings of one model. Absent settings are those of `[origin]`, where `folder` is `model`."""
+    """Settings of one model.
+
+    A setting that is absent has the value of the same setting of `[origin]`; `folder` is called
+    `model` there.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -14,7 +14,8 @@ from tailrace.origin.pool.tiers import Tier
 class ArrivalRecord:
     """A request that has ended.
 
-    `tier` is the model's tier when it arrived, `waited_s` the time until it was started.
+    `tier` is the model's tier when the request arrived, and `waited_s` the time until the model
+    could serve the request.
     """
 
     model: str
@@ -26,7 +27,7 @@ class ArrivalRecord:
 
 @dataclass(frozen=True, slots=True)
 class TierChange:
-    """A model has reached `tier`; `took_s` is the time of the load if it became ready."""
+    """A model has reached `tier`; `took_s` is the duration of its load if it became ready."""
 
     model: str
     at_s: float
@@ -71,7 +72,7 @@ class PoolChoice(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PoolDecision:
-    """A decision about a model, by which policy, and the features that it was based on."""
+    """A decision about a model, with the policy that made it and the figures behind it."""
 
     model: str
     at_s: float

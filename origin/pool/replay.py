@@ -25,12 +25,14 @@ from tailrace.origin.core.pool import ModelPool
 from tailrace.origin.pool.records import KeepRecord
 
 LEAVE_S = 0.1
-"""Estimated seconds until an unloaded model's memory is free, used before one was measured."""
+"""Estimated seconds until an unloaded model's memory is free, used until an unload was measured."""
 MOST_HELD = 100_000
-"""Maximum number of running requests in a shadow pool; beyond it the oldest counts as ended."""
+"""Maximum number of running requests in a shadow pool; if there are more, the oldest counts as
+ended."""
 
 _ENDED, _EXITED, _LOADED = range(3)
-"""Kinds of events, in their order if they happen at the same time; arrivals come after them."""
+"""Kinds of events, in the order in which events of the same time are handled; arrivals are handled
+after them."""
 
 
 class PoolReplay:
@@ -52,7 +54,7 @@ class PoolReplay:
         self._count = 0
 
     def start(self, now: float, *, fill: bool = False) -> None:
-        """Begin at a time; `fill` loads as many models as fit, as an origin does."""
+        """Begin at time `now`; with `fill`, load as many models as fit, as an origin does."""
         self.now = now
         self.happen(Filled() if fill else Tick())
 
@@ -133,8 +135,8 @@ class PoolCounts:
 class ShadowPool:
     """Runs another policy beside the serving one; its decisions are recorded, not carried out.
 
-    In the shadow a request runs as long as in reality. That is known only after its end, so the
-    shadow lags behind by the longest running request.
+    In the shadow a request runs as long as in reality. The duration is known only after the
+    request's end, so the shadow lags behind by the longest running request.
     """
 
     def __init__(self, replay: PoolReplay, now: float) -> None:

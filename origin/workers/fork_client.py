@@ -32,7 +32,7 @@ RESTART_MAX_S = 30.0
 
 The wait doubles with each fork server in a row that ended before it was ready."""
 FORK_TIMEOUT_S = 30.0
-"""Timeout in seconds for a worker from the fork server; after it the worker is spawned."""
+"""Timeout in seconds for a worker from the fork server; afterwards the worker is spawned."""
 ORPHANS_S = 1.0
 """Interval in seconds between two attempts to reap the children of a dead worker."""
 
@@ -42,7 +42,7 @@ log = structlog.get_logger("fork_server")
 class ForkedProcess:
     """A forked worker, which this process has adopted.
 
-    It has the part of the interface of `asyncio.subprocess.Process` that slots use.
+    The class has those methods of `asyncio.subprocess.Process` that slots use.
     """
 
     def __init__(self, pid: int) -> None:
@@ -96,7 +96,7 @@ class ForkServer:
     """Keeps one fork server running for workers that run `module` with `settings`.
 
     Attributes:
-        refusal: Why workers are never forked from now on; empty while they may be forked.
+        refusal: Why no worker is forked any more; empty while workers may be forked.
         stages: The stages in which the latest fork server started.
     """
 
@@ -108,7 +108,7 @@ class ForkServer:
         self._process: asyncio.subprocess.Process | None = None
         self._socket: socket.socket | None = None
         self._waiting: ForkedProcess | None = None
-        self._settled = asyncio.Event()  # set if a forked worker is available, or never will be
+        self._settled = asyncio.Event()  # set if a forked worker waits, or none will be forked
 
     @property
     def pid(self) -> int | None:
@@ -124,7 +124,7 @@ class ForkServer:
             if not self.refusal:
                 await asyncio.sleep(backoff.next_delay_s())
         log.warning(
-            "fork_server.refused", reason=self.refusal, hint="each worker imports for itself"
+            "fork_server.refused", reason=self.refusal, hint="each worker imports its own modules"
         )
         self._settled.set()
         await asyncio.Event().wait()
@@ -141,7 +141,8 @@ class ForkServer:
                 while self._waiting is None and not self.refusal:
                     await self._settled.wait()
         except TimeoutError:
-            # A fork server that was ready hangs; one that was never ready may still be importing.
+            # A fork server that was ready before hangs, so end it; one that was never ready may
+            # still be importing.
             if self.stages:
                 self._end()
         worker, self._waiting = self._waiting, None

@@ -5,15 +5,15 @@
 
 FD is a socket for messages to and from the supervisor (SOCK_SEQPACKET, JSON). One worker is always
 forked in advance and waits for its order. The fork server's first message has this worker's pid.
-The supervisor then sends an order, which has the arguments of a worker. The fork server passes it
-to the waiting worker, forks the next one, and answers with the next one's pid.
+The supervisor then sends an order, which has the arguments of a worker. The fork server passes the
+order to the waiting worker, forks the next worker, and answers with the next worker's pid.
 
 A fork copies only the thread that calls it, and CUDA does not survive a fork. So a fork server
 with other threads, or with CUDA initialized, forks nothing and reports why.
 
 Each worker is forked by an intermediate process, which then ends. So the kernel makes the worker a
-child of the nearest subreaper, which is the supervisor. The supervisor can wait for it as for any
-child, and the fork server may be killed without harm to the workers.
+child of the nearest subreaper, which is the supervisor. The supervisor can wait for the worker as
+for any child, and the fork server may be killed without harm to the workers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from tailrace.origin.workers.load_spans import PROCESS_SPANS, LoadStage
 
 MAX_ORDER_BYTES = 128 * 1024
 ORDER_FD = 3
-"""File descriptor from which a worker reads its order; it closes all others except 0, 1 and 2."""
+"""File descriptor from which a worker reads its order; the worker closes all others except 0, 1,
+2."""
 MOST_FDS = 1 << 20
 PID_DIGITS = 32
 
@@ -65,7 +66,8 @@ def main(argv: Sequence[str]) -> int:
     worker = importlib.import_module(module)
     worker.prepare(settings)
     gc.collect()
-    # Otherwise a garbage collection in a worker would write to every shared page, and so copy it.
+    # Otherwise a garbage collection in a worker would write to every memory page that it shares
+    # with the fork server, and so copy the page.
     gc.freeze()
     with socket.socket(fileno=int(fd)) as supervisor:
         stages = PROCESS_SPANS.close()

@@ -1,11 +1,11 @@
 """A cache of compiled kernels in the data folder, with checksums.
 
 Triton stores each compiled kernel in a folder of its own. The folder's name is a hash of the
-source, the options, the device and Triton's version. Triton does not check the files in it. So
-this module keeps a manifest of checksums beside these folders. Before workers start, every folder
-that is missing from the manifest or differs from it is removed, and its kernel is compiled again.
-A folder is complete once it has Triton's group file, which lists the other files and is written
-last.
+source, the options, the device and Triton's version. Triton does not check the files in such a
+folder. So this module keeps a manifest of checksums beside the folders. Before workers start, every
+folder that is missing from the manifest or differs from it is removed, and its kernel is compiled
+again. A folder is complete once it has Triton's group file, which lists the other files and is
+written last.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ log = structlog.get_logger("kernels")
 def fingerprint() -> str:
     """Return a hash of the software that compiled kernels depend on.
 
-    Kernels that were compiled elsewhere are valid here if the fingerprint is equal. It covers the
-    kernels' source, the versions of torch, Triton and Python, and the platform.
+    Kernels that were compiled on another machine are valid here if the fingerprint is equal. The
+    fingerprint covers the kernels' source, the versions of torch, Triton and Python, and the
+    platform.
     """
     from tailrace import kernels
 
@@ -90,14 +91,14 @@ def keep_compiled(data: Path) -> None:
     """
     folder = data.resolve() / FOLDER
     if Path(os.environ.get(VARIABLE, "")).parent == folder:
-        with suppress(OSError):  # if this fails, the kernels are compiled again
+        with suppress(OSError):  # kernels that are not kept are compiled again
             KernelCache(data).keep()
 
 
 class KernelCache:
     """The cache of one data folder, for the code whose fingerprint is `mark`.
 
-    By default that is the running code.
+    The default of `mark` is the fingerprint of the running code.
     """
 
     def __init__(self, data: Path, mark: str | None = None) -> None:
@@ -129,7 +130,7 @@ class KernelCache:
         """Add new kernels to the manifest, and return their number."""
         if not self.folder.is_dir():
             return 0
-        with locked(self.folder / MANIFEST):  # several workers may update it at the same time
+        with locked(self.folder / MANIFEST):  # several workers may update the manifest at once
             known = self._known()
             new = {
                 path.name: _files(path)
@@ -153,7 +154,7 @@ class KernelCache:
         if not known:
             raise ConfigError(
                 f"no compiled kernel of this version is in {self.folder.parent}",
-                hint="an origin with a GPU stores them there when its workers compile them",
+                hint="start an origin with a GPU on this data folder: its workers compile them",
             )
         new = to.with_name(to.name + ".new")
         try:

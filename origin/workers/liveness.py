@@ -22,7 +22,8 @@ from tailrace.ledger.flow.circuit_breaker import CircuitBreaker, CircuitState
 VMSTAT = Path("/proc/vmstat")
 OOM_COUNT = "oom_kill"
 
-# Lower-case parts of messages, for errors that have no exception class of their own.
+# Parts of messages in lower case, by which out-of-memory errors without an exception class of their
+# own are recognised.
 _OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate")
 _OF_DEVICE = ("cuda error", "cublas", "cudnn", "triton error", "device-side assert", "nvrtc")
 
@@ -33,9 +34,8 @@ SILENT_S = 5.0
 LOOK_S = 0.5
 """Interval in seconds at which the supervisor checks whether a worker is silent."""
 BLIND_S = 2.0
-"""If more seconds than this pass between two checks, the supervisor itself was stopped or busy.
-
-Such time does not count as silence of a worker."""
+"""If more seconds than this pass between two checks, the supervisor itself was stopped or busy. The
+time between such checks does not count as silence of a worker."""
 WATCHDOG_LEAD_S = 2.0
 """Seconds by which the supervisor kills a hung worker later than the worker's own watchdog would,
 because only the watchdog writes a traceback of every thread."""
@@ -53,7 +53,7 @@ OPEN_MIN_S = 1.0
 OPEN_MAX_S = 60.0
 """Bounds in seconds of the time that the circuit breaker stays open before a trial.
 
-It doubles with each failed trial."""
+The time doubles with each failed trial."""
 TRIAL_LOOK_S = 0.5
 """Interval in seconds at which other slots ask if they may start a worker while another slot's
 worker is on trial."""
@@ -151,7 +151,7 @@ class Pulse:
         self._limit_s = self._limits.start_s if starting else self._limits.silence_s
 
     def turn_away(self) -> None:
-        """Record that the supervisor stops reading until it has stored the worker's last frames."""
+        """Record that the supervisor stops reading until it has stored the frames it has read."""
         self._is_heard = False
 
     def listen(self, now: float) -> None:
@@ -184,11 +184,11 @@ class Pulse:
 class Circuit:
     """Decides when the workers of a model are started again after deaths.
 
-    A worker that dies when it was ready is replaced at once, another one after a short wait. After
-    MOST_DEATHS deaths in a row without any output the circuit breaker opens, and no worker is
-    started for a while. Then one worker is started as a trial. If it has output or lives for
-    SETTLED_S, all slots start again; if it dies, the next pause is longer. All slots of a model
-    share one Circuit. Every `now` is seconds of one clock.
+    A worker that dies after it was ready is replaced at once; one that dies before is replaced
+    after a short wait. After MOST_DEATHS deaths in a row without any output the circuit breaker
+    opens, and no worker is started for a while. Then one worker is started as a trial. If it has
+    output or lives for SETTLED_S, all slots start again; if it dies, the next pause is longer. All
+    slots of a model share one Circuit. Every `now` is seconds of one clock.
     """
 
     def __init__(self, random: Random | None = None) -> None:
@@ -204,13 +204,13 @@ class Circuit:
 
     @property
     def deaths(self) -> int:
-        """Number of workers that died in a row without any output between the deaths."""
+        """Number of workers that died since one had output or lived for SETTLED_S."""
         return self._breaker.failures
 
     def wait_s(self, slot: int, now: float) -> float:
         """Return 0 if this slot may start a worker now, or else the seconds until it may ask again.
 
-        If a trial is due, the slot that asks first gets it.
+        If a trial is due, the first slot that calls this method starts the trial worker.
         """
         if self._breaker.allows(now):
             if self.state is CircuitState.CLOSED:
@@ -253,8 +253,8 @@ class Circuit:
 class Watchdog:
     """Ends its own process when it hangs, with the tracebacks of all threads on stderr.
 
-    Its timer ends the process `silence_s` seconds after the last `arm`, except while it is resting.
-    The timer is a thread in C, so it works even if a thread never releases the GIL.
+    A timer ends the process `silence_s` seconds after the last `arm`, except while `resting`. The
+    timer is a thread in C, so it works even if a thread never releases the GIL.
     """
 
     def __init__(

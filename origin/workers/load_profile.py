@@ -1,8 +1,9 @@
 """Measures each stage of a cold start, and its floor: `tailrace model load-profile`.
 
 It starts a fork server and a worker as an origin does, then kills and replaces the worker, and
-repeats this. The floor of a stage is its shortest time in any start. For the interpreter and the
-imports it is that of a process that does nothing else, if that is shorter.
+repeats this. The floor of a stage is its shortest time in any start. The stages of the interpreter
+and of the imports are also measured in a process that does nothing else; if its time is shorter, it
+is the floor.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class _Witness(Owner):
 
     def __init__(self) -> None:
         self.told: asyncio.Queue[str | None] = asyncio.Queue()
-        """Gets None when the worker is ready, and the exit reason when it has ended."""
+        """Queue that gets None when the worker is ready, and the exit reason when it has ended."""
 
     async def worker_ready(self, slot: WorkerSlot, ready: Ready) -> None:
         self.told.put_nowait(None)

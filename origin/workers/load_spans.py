@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from tailrace.ledger.wire.bare import Float64, Uint
 
 FORKED, SPAWNED = "fork", "spawn"
-"""How a worker's process was created. Also the name of the stage that lasts until the new process
-runs its first line of our code."""
+"""The two ways in which a worker's process is created. Each is also the name of the stage that
+lasts until the new process runs its first line of our code."""
 COMPILE = "compile"
 """Name of the stage that compiles kernels; a first start may stay in it for minutes."""
 MAX_STARTS = 64
@@ -114,7 +114,7 @@ class ColdStart:
     path: str | None = None
 
     def reach(self, now_s: float) -> None:
-        """Extend the current stage until now."""
+        """Extend the current stage to `now_s`."""
         if self.spans:
             self.spans[-1] = replace(self.spans[-1], end_s=now_s)
 
@@ -122,8 +122,9 @@ class ColdStart:
 class ColdStarts:
     """Remembers the last starts of all slots, for operators.
 
-    While a worker starts, a stage begins when the supervisor reads the report about it. Once the
-    worker is ready, these times are replaced by those that the worker measured.
+    While a worker starts, a stage counts from the time when the supervisor reads the worker's
+    report about that stage. Once the worker is ready, these times are replaced by those that the
+    worker measured.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """Temporary folders with short paths for the sockets of workers.
 
-They are not in the data folder, because its path may be too long: the path of a Unix socket has at
-most 107 bytes. Each folder has a file that its origin locks; the kernel drops the lock when the
-origin ends. So the folders of killed origins can be recognized and removed.
+The sockets are not in the data folder, because its path may be too long: the path of a Unix socket
+has at most 107 bytes. Each temporary folder has a file that its origin locks; the kernel drops the
+lock when the origin ends. So the folders of killed origins can be recognized and removed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def remove_left_folders(place: Path | None = None) -> int:
     """
     removed = 0
     for folder in (place or Path(tempfile.gettempdir())).glob(f"{PREFIX}*"):
-        with suppress(OSError):  # includes BlockingIOError: the lock is held, so the origin lives
+        with suppress(OSError):  # BlockingIOError: the origin lives and holds the lock
             seen = folder.lstat()
             if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.geteuid():
                 continue

@@ -69,7 +69,7 @@ OUTBOX_FRAMES = 256
 STEP_BYTES = 1 << 20
 """Size in bytes from which no further frame is added to a Step."""
 UNSENT_BYTES = 64 * 1024
-"""Number of bytes, besides those in the socket's buffer, from which the sender waits until the
+"""Number of bytes that may wait to be written to the socket; with more, the sender waits until the
 supervisor reads."""
 
 log = structlog.get_logger("text_worker")
@@ -79,8 +79,8 @@ log = structlog.get_logger("text_worker")
 class TextRun:
     """One stream that this worker produces.
 
-    The task `producing` puts its frames into the outbox, and is cancelled by a CancelRun. The task
-    `concluding` then sends the stream's end.
+    The task `producing` puts the stream's frames into the outbox; a CancelRun cancels this task.
+    The task `concluding` then sends the stream's end.
     """
 
     run: int
@@ -143,7 +143,7 @@ class TextWorker:
             await asyncio.sleep(BEAT_S)
 
     async def close(self) -> None:
-        """Stop every stream without sending its end, as the supervisor has closed the socket."""
+        """Stop every stream and send no ends, because the supervisor has closed the socket."""
         await cancel(
             task
             for answer in self._answers.values()
@@ -219,7 +219,7 @@ def main(argv: Sequence[str]) -> int:
     configure_logging(config.log_level)
     logging.getLogger("httpx").setLevel(
         logging.WARNING
-    )  # otherwise httpx logs a line for each request
+    )  # otherwise httpx would log a line per request
     try:
         asyncio.run(serve(path, config))
     except (TailraceError, OSError) as exc:

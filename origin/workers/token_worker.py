@@ -80,7 +80,7 @@ MAX_STEP_BYTES = MAX_WORKER_FRAME_BYTES // 8
 
 The emissions of a single run are never split, and are far below the limit of a frame."""
 EMISSION_BYTES = 32
-"""Upper bound in bytes of the size in a Step of one token id with its share of the other columns.
+"""Maximum bytes that one token id takes in a Step, including its share of the other columns.
 """
 LOAD_S = 0.5
 """Interval in seconds between two Load frames of a busy worker."""
@@ -102,7 +102,7 @@ TORCH_THREADS = 1
 class Loaded:
     """A model that was loaded with the settings `config`, and its tokenizer, filter and drafter.
 
-    `files` identifies the checkpoint's files at that time, by name.
+    `files` has the identity of each of the checkpoint's files at that time, by the file's name.
     """
 
     config: OriginConfig
@@ -206,7 +206,7 @@ def _config_of(settings: str) -> OriginConfig:
 
 
 def _load_ahead(config: OriginConfig) -> None:
-    """Load the model if it is small, and no code of the user runs, which might start threads."""
+    """Load the model if it is small and runs no code of the user, which might start threads."""
     large = checkpoint_bytes(config.model) > LOAD_AHEAD_BYTES
     if large or config.filter or config.draft_model is not None:
         return

@@ -163,7 +163,7 @@ class Emissions:
         return cls(runs, indexes, ids, frames, steered, failed, counted)
 
     def those(self, wanted: Sequence[bool]) -> Emissions:
-        """Return the rows for which `wanted` is True."""
+        """Return the emissions in the rows for which `wanted` is True."""
         places = list(compress(range(len(wanted)), wanted))
         return Emissions(
             list(compress(self.runs, wanted)),
@@ -459,7 +459,7 @@ def check_hello(corr: int, frame: Frame | Emissions) -> None:
 class AtWork:
     """Tells the supervisor which runs the worker works on, before the work begins.
 
-    From this the supervisor finds poison streams, which kill their workers
+    The supervisor needs these reports to find poison streams, which kill their workers
     (`origin/core/poison_streams.py`).
     """
 
@@ -482,7 +482,7 @@ class AtWork:
         self._tell(self._begun)
 
     def made(self, runs: Iterable[int]) -> None:
-        """Record that these runs have had an emission, so they are no longer suspects."""
+        """Record that these runs have had an emission, so they are no poison streams."""
         for run in runs:
             self._taken.discard(run)
             self._begun.discard(run)

@@ -1,7 +1,7 @@
 """One worker slot of the supervisor: its process and its socket.
 
-When it is told to, a slot starts a worker's process. It reads the worker's frames in order, kills
-the worker when it hangs, and reports how it ended. The slot's owner decides whether to start
+After `launch`, a slot starts a worker's process. It reads the worker's frames in order, kills the
+worker if that hangs, and reports how the process ended. The slot's owner decides whether to start
 another process. A slot may be launched before it has an owner, because loading takes long. The
 worker's frames are then not read until there is an owner.
 """
@@ -52,7 +52,7 @@ killed."""
 KILL_GRACE_S = 5.0
 """Seconds to wait for the end of a killed worker.
 
-A worker that has not ended by then hangs in the kernel, and the slot stops waiting for it."""
+A worker that has not ended by then hangs in the kernel, so the slot stops waiting."""
 LAST_WORDS_S = 1.0
 """Maximum seconds for reading the remaining output of a worker that has exited.
 
@@ -142,7 +142,7 @@ class WorkerSlot:
         self._connected = asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]](1)
 
     def belong_to(self, owner: Owner) -> None:
-        """Set the owner; it also gets the events that happened before, because they waited."""
+        """Set the owner, which also gets the earlier events: they have waited for an owner."""
         self._owner = owner
         self._is_owned.set()
 
@@ -208,7 +208,7 @@ class WorkerSlot:
                 (exited, hearing, watching, unwanted), return_when=asyncio.FIRST_COMPLETED
             )
             if unwanted.done() and self._writer is not None:
-                self._disconnect()  # an idle worker then exits by itself
+                self._disconnect()  # an idle worker exits when its socket closes
                 await asyncio.wait((exited, hearing), timeout=STOP_GRACE_S)
             elif exited.done() and self._writer is not None:
                 await self._hear_last_words(hearing)
@@ -255,9 +255,9 @@ class WorkerSlot:
         return await spawn(self._module, str(path), self._settings, env=environment)
 
     async def _watch(self, pulse: Pulse, process: ChildProcess, exited: asyncio.Task[int]) -> None:
-        """Report when the worker falls silent, and kill it when it hangs.
+        """Report when the worker falls silent, and kill the worker when it hangs.
 
-        It is sent SIGABRT first, at which a worker writes a traceback if it can.
+        SIGABRT is sent first, at which a worker writes a traceback if it can.
         """
         while not pulse.is_hung:
             await asyncio.sleep(LOOK_S)
@@ -277,8 +277,8 @@ class WorkerSlot:
     async def _hear_last_words(self, hearing: asyncio.Task[None]) -> None:
         """Wait until the task `hearing` has read the remaining output of an exited worker.
 
-        An error stays in the task. The time limit is for reading only. Output that was read is
-        stored, however long that takes.
+        If reading fails, the exception stays in the task. LAST_WORDS_S limits only the reading:
+        output that was read is stored, however long that takes.
         """
         await asyncio.wait((hearing,), timeout=LAST_WORDS_S)
         if self._writer is not None:
@@ -286,7 +286,7 @@ class WorkerSlot:
         await asyncio.wait((hearing,))
 
     def _pass_on(self, error: BaseException | None) -> None:
-        """Log an error that the worker has caused, and raise any other one."""
+        """Log an error that the worker has caused; raise any other error."""
         if isinstance(error, FrameError | SchemaMismatch | OSError):
             log.error("worker.bad_frame", slot=self.number, error=str(error))
             if isinstance(error, FrameError | SchemaMismatch):

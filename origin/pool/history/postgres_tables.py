@@ -1,4 +1,4 @@
-"""A history in the PostgreSQL that origins share, one for all of them, in a schema of its own."""
+"""The history in the PostgreSQL that origins share: one for all origins, in its own schema."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class PostgresHistory:
     async def open(cls, url: str, *, make: bool = True) -> Self:
         """Open a history.
 
-        Raises ConfigError if the tables are of a newer Tailrace, or are missing for reading.
+        With `make`, missing tables are created. Raises ConfigError if the tables are missing and
+        `make` is False, or if a newer Tailrace has created them.
         """
         history = cls(url)
         try:

@@ -20,7 +20,10 @@ MAX_MODELS = 1_000
 
 @dataclass(frozen=True)
 class Lane:
-    """A period in which a worker held a model in one tier; `until_ms` is None if it still did."""
+    """A period in which a worker held a model in one tier.
+
+    `until_ms` is None if the period has not ended.
+    """
 
     origin: str
     worker: int
@@ -59,7 +62,7 @@ async def lately(
 ) -> list[tuple[str, int, int]]:
     """Return the last requests before a time, oldest first: model, arrival and end.
 
-    In a shared store, only those of one origin.
+    If `origin` is not empty, only its requests are returned; a shared store has those of several.
     """
     rows = await store.rows(
         """SELECT model, at_ms, at_ms + coalesce(took_ms, 0) FROM arrival
@@ -147,7 +150,7 @@ async def loads(store: HistoryStore, model: str, limit: int) -> list[Document]:
 
 
 async def typical_load_s(store: HistoryStore, model: str | None = None) -> float | None:
-    """Return the median duration of recent starts, of one model or of all; None without records."""
+    """Return the median duration of recent loads, of one model or of all; None without records."""
     given = "" if model is None else "AND model = $1"
     rows = await store.rows(
         f"SELECT whole_ms FROM load_span WHERE place = 0 {given} ORDER BY asked_ms DESC LIMIT 100",
@@ -175,7 +178,8 @@ async def residence(store: HistoryStore, since_ms: int) -> list[Lane]:
         if model and tier != COLD:
             now[key] = Lane(origin, worker, model, tier, at_ms, None)
     lanes += now.values()
-    # If a pool has recorded a model, its records cover the model's workers: leave those out.
+    # If the pool has recorded a model as a whole, leave out the records of the model's single
+    # workers, which the pool's records cover.
     pooled = {(lane.origin, lane.model) for lane in lanes if lane.worker < 0}
     told = [one for one in lanes if one.worker < 0 or (one.origin, one.model) not in pooled]
     return sorted(told, key=lambda lane: lane.from_ms)

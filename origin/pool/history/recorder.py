@@ -1,4 +1,4 @@
-"""Records what happens to a warm pool, without blocking it; lost records are counted.
+"""Records the events of a warm pool, without blocking the pool; lost records are counted.
 
 A history is stored beside the ledger's file, or in the PostgreSQL of a shared ledger.
 """
@@ -59,8 +59,9 @@ FILE_NAME = "history.db"
 class HistoryRecorder:
     """Records to the history that `opening` opens; records nothing if `opening` is None.
 
-    `now_ms` is Unix time, `clock_s` the clock of workers' starts. `place` is where the history is,
-    for other processes; `is_shared`: other origins write there, too.
+    `now_ms` returns Unix time, and `clock_s` the time on the clock of workers' starts. `place` is
+    the path or URL of the history, by which other processes can open it. `is_shared` is True if
+    other origins write to the same history.
     """
 
     def __init__(
@@ -86,7 +87,8 @@ class HistoryRecorder:
         self._clock_s = clock_s
         self._queue: deque[HistoryEntry] = deque()
         self.learner: Callable[[HistoryStore, str], Coroutine[Any, Any, None]] | None = None
-        """Called once when the store is open, with this origin's name if the store is shared."""
+        """Function that is called once, when the store is open, with the store and this origin's
+        name; the name is empty if the store is not shared."""
         told = "Entries of the history that are stored"
         self._written = Counter("tailrace_history_written", told, registry=registry)
         told = "Number of history entries lost to a full queue, or refused by the database"
@@ -95,14 +97,14 @@ class HistoryRecorder:
     # ---- what happens ----
 
     def arrived(self, stream: bytes, model: str, found: str) -> None:
-        """Record a request for a model, which it found in this tier."""
+        """Record a request for a model that was in the tier `found` at that time."""
         values = (stream.hex(), self._origin, self.now_ms(), _clean(model), found)
         self._put(schema.ARRIVED, *values)
 
     def served(self, stream: bytes, first_ms: int | None, tokens: int, outcome: str) -> None:
         """Record the end of a request.
 
-        `first_ms` is the time to its first frame, if it got one here.
+        `first_ms` is the time in ms to the request's first frame, if this origin has sent it one.
         """
         self._put(schema.SERVED, stream.hex(), self.now_ms(), first_ms, tokens, outcome)
 
@@ -131,7 +133,10 @@ class HistoryRecorder:
         self._put(schema.CHANGED_TIER, *values)
 
     def record(self, told: PoolRecord, *, shadow: bool = False) -> None:
-        """Record what a pool decides and does; requests are recorded as they come and end."""
+        """Record a decision or a change of the pool.
+
+        Requests are left out here, because `arrived` and `served` record them.
+        """
         now_ms = self.now_ms()
         if isinstance(told, TierChange):
             self.changed_tier(OF_THE_POOL, told.model, told.tier.word, told.reason)
@@ -191,7 +196,7 @@ class HistoryRecorder:
                     await self.store.close()
 
     async def flush(self) -> None:
-        """Write the queued entries. A batch that the store refuses for ever is dropped."""
+        """Write the queued entries. A batch that the store would always refuse is dropped."""
         if self._opening is None:
             return
         if self.store is None:

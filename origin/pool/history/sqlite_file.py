@@ -60,11 +60,11 @@ class SqliteHistory:
 
     @classmethod
     async def read(cls, path: Path) -> Self:
-        """Open a history for reading, while an origin writes it or without one."""
+        """Open a history for reading, whether or not an origin writes to it meanwhile."""
         if not path.is_file():
             raise ConfigError(
                 f"there is no history at {path}",
-                hint="an origin writes the file DATA/history.db, or that in ledger.history",
+                hint="use an origin's history: DATA/history.db, or the path in ledger.history",
             )
         return await cls._opened(path, writes=False)
 
@@ -135,7 +135,7 @@ class SqliteHistory:
             return [tuple(row) for row in await cursor.fetchall()]
 
     async def close(self) -> None:
-        with suppress(sqlite3.Error, ValueError):  # a closed aiosqlite connection: ValueError
+        with suppress(sqlite3.Error, ValueError):  # aiosqlite raises ValueError if closed
             await self._connection.close()
 
     @asynccontextmanager
@@ -168,5 +168,5 @@ def _own(statement: str) -> str:
 
 
 def _named(values: Sequence[Any]) -> dict[str, Any]:
-    """Return the values of $1, $2, … under the names they have in such a statement."""
+    """Return the values of $1, $2, … by the names that `_own` gives these parameters."""
     return {f"p{number}": value for number, value in enumerate(values, 1)}

@@ -72,7 +72,11 @@ def _cheapest(costs: Costs) -> int:
 
 @dataclass(slots=True)
 class _Learned:
-    """The sums of one model; `choices` and `used` are those of its last decision, by context."""
+    """The sums of one model, and its last decision.
+
+    `choices` has the TTL that the model's own sums and each context chose then, as an index of
+    `SHARES`. `used` has the sums of the two contexts.
+    """
 
     all: _Sums = field(default_factory=_Sums)
     hours: dict[int, _Sums] = field(default_factory=dict)
@@ -88,9 +92,10 @@ class AdaptiveTtl:
 
     The cost of each TTL is known for every gap, whatever was decided, so no exploration is needed.
     Sums are kept for all models together, for each model, and for a model's gaps in two contexts:
-    gaps that began in the same hour of the day, and gaps before which the mean gap was about as
-    long as now. A sum of few gaps falls back on the sum above it. The context that has been
-    cheapest so far decides.
+    gaps that began in the same hour of the day, and gaps that began when the model's mean gap was
+    about as long as it is now. A mean of few gaps is mixed with the mean of the next larger group.
+    Of the model's own mean and the two contexts, the one whose choices have been cheapest so far
+    decides.
     """
 
     name = "adaptive-ttl"

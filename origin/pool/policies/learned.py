@@ -20,7 +20,8 @@ The plan is fitted again whenever the number of gaps has doubled, later after ea
 """
 FIT_EVERY = 16
 SPREAD_MARGIN = 0.25
-"""Margin of a prewarm at both ends, as a share of the distance between the gaps' quartiles."""
+"""Time that is added to a prewarm before its begin and after its end, as a share of the distance
+between the gaps' quartiles."""
 LOW_QUANTILES, HIGH_QUANTILES = (0.0, 0.05, 0.25, 0.5), (0.75, 0.9, 0.99, 1.0)
 
 PREWARM_MARGIN = 0.9
@@ -58,7 +59,7 @@ class _Recent:
 
 
 class PredictivePrewarm:
-    """AdaptiveTtl, or a plan to unload at once and to load again before the next request.
+    """AdaptiveTtl, or a plan to unload at once and to load again in time for the next request.
 
     The plan has the model loaded from a low quantile of the recent gaps until a high one. It is
     used if it would have been cheaper for these gaps.
@@ -96,7 +97,7 @@ class PredictivePrewarm:
         self._keeping.observe(model, gap_s)
         recent = self._models.setdefault(model, _Recent())
         if recent.keep_s is None:
-            return  # `decide` was not called for this gap, so its cost is unknown
+            return  # without a call of `decide` for this gap its cost is unknown
         cold = self.prices.cold_cost_gpu_s
         recent.gaps.append(gap_s)
         recent.paid.append(gap_s if gap_s <= recent.keep_s else recent.keep_s + cold)
@@ -122,9 +123,9 @@ class PredictivePrewarm:
 class HybridHistogram:
     """Unload, load again before the 5th percentile of the gaps, and keep until past the 99th.
 
-    The policy of "Serverless in the Wild" (Shahrad et al., ATC 2020). For gaps beyond the bins the
-    paper fits an ARIMA model; here an exponentially weighted mean of those gaps forecasts the next
-    one. The paper has 240 bins of one minute.
+    This is the policy of "Serverless in the Wild" (Shahrad et al., ATC 2020). For gaps beyond the
+    bins the paper fits an ARIMA model; here an exponentially weighted mean of those gaps forecasts
+    the next one. The paper has 240 bins of one minute.
     """
 
     def __init__(self, bins: int = 240, width_s: float = 60.0) -> None:

@@ -1,8 +1,9 @@
-"""Policies of the warm pool: consulted when a model becomes idle, told the length of each gap.
+"""Policies of the warm pool, which decide about idle models and learn the length of each gap.
 
-A policy decides how long to keep the model and whether to load it again ahead of time, with its
-data and its reason, so that each decision can be logged. Times are seconds on the caller's clock. A
-decision costs GPU-seconds of idling, and cold starts at a price in GPU-seconds.
+A policy decides how long to keep an idle model loaded, and whether to load it again ahead of time.
+Each decision has a reason and the figures behind it, so that it can be logged. Times are seconds on
+the caller's clock. The cost of a decision is the GPU-seconds of idling, plus a price in GPU-seconds
+for each cold start.
 """
 
 from __future__ import annotations

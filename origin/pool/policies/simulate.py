@@ -1,7 +1,8 @@
 """Replays a trace through policies, and compares their cost with the clairvoyant optimum.
 
-Without a cap on memory each gap is independent. With a cap, `CappedPool` decides who is resident
-and who is evicted; the optimum is then exact where possible, else a named bound.
+Without a cap on memory each gap is independent. With a cap, `CappedPool` decides which models are
+resident and which are evicted. The optimum with a cap is exact if all worthwhile gaps fit;
+otherwise it is a lower bound, and `ClairvoyantCost.method` says so.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def capped_optimum(
     saving = saving[worth]
     if not len(saving):
         return ClairvoyantCost(without, "exact")
-    # A gap ends where its model becomes busy: both times must be the same number.
+    # A gap ends when its model becomes busy, so both times must be exactly the same number.
     at = _instants(begin, length, model, busy)
     free = np.maximum(cap - at.load(at.busy_from, at.busy_to, sizes[busy.model]), 0.0)
     if np.all(at.load(at.gap_from, at.gap_to, sizes[model]) <= free):
@@ -105,7 +106,10 @@ def _instants(begin: Seconds, length: Seconds, model: Indices, busy: BusyPeriods
 
 
 def _lagrangian(at: _Instants, saving: Seconds, gap_size: Seconds, free: Seconds) -> float:
-    """Return an upper bound of the savings: any price of memory per segment gives one."""
+    """Return an upper bound of the savings.
+
+    Any choice of prices for memory in the segments gives a bound; the lowest one found is returned.
+    """
     price = np.zeros(at.count - 1)
     best = float(saving.sum())
     step = float(saving.mean() / gap_size.mean())
@@ -207,7 +211,7 @@ def replay_capped(
     prices: WarmPrices,
     progress: Callable[[int], None] = lambda done: None,
 ) -> CappedOutcome:
-    """Replay with a cap: the policy decides how long to keep, greedy-dual who is evicted early.
+    """Replay with a cap: the policy decides how long to keep, greedy-dual which to evict early.
 
     Nothing is prewarmed.
     """
@@ -239,10 +243,10 @@ def replay_capped(
 
 @dataclass(frozen=True)
 class PolicyOutcome:
-    """Cost of a policy; `cold_starts` includes each model's first, the cost does not.
+    """Cost of a policy; `cold_starts` includes each model's first start, the cost does not.
 
-    A start during a prewarm counts as cold, but only the rest of the load is charged.
-    `overcommitted`: starts at which busy models alone exceeded the cap.
+    A request during a prewarm's load counts as a cold start, but only the rest of the load is
+    charged. `overcommitted`: starts at which busy models alone exceeded the cap.
     """
 
     policy: str
@@ -272,7 +276,8 @@ class TtlSweep:
 def sweep_ttls(length_s: Seconds, ttls: Sequence[float], prices: WarmPrices) -> TtlSweep:
     """Compute the cost of every TTL with one sort.
 
-    Shorter gaps are bridged; longer gaps waste the TTL.
+    A gap that is shorter than the TTL costs its own length; a longer gap costs the TTL and a cold
+    start.
     """
     ttl_s = np.asarray(ttls, np.float64)
     ordered = np.sort(length_s)

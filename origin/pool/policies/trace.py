@@ -140,7 +140,11 @@ def idle_gaps(trace: ArrivalTrace) -> IdleGaps:
 
 @dataclass(frozen=True)
 class GapCosts:
-    """Costs of each gap: seconds of idling on the device, and the share of a cold start."""
+    """Costs of each gap: seconds of idling on the device, and cold starts.
+
+    `cold_share` is 0 for a gap without a cold start, 1 for a whole cold start, and the remaining
+    share of the load if a prewarm was loading the model.
+    """
 
     wasted_gpu_s: Seconds
     cold_share: Seconds
@@ -154,9 +158,9 @@ def cost_of_gaps(
 ) -> GapCosts:
     """Compute costs of being resident for `keep_s`, and again from `prewarm_s` to `until_s`.
 
-    Times count from the start of the gap. A prewarm loads first; a request during the load waits
-    for the rest and is charged for it. Without a prewarm, `prewarm_s` is infinite. The arrays
-    broadcast.
+    Times count from the start of the gap. A prewarm begins with a load; a request during that load
+    waits for the rest of the load and is charged for it. Without a prewarm, `prewarm_s` is
+    infinite. The arrays must broadcast.
     """
     kept = np.minimum(length_s, keep_s)
     begun = np.maximum(prewarm_s, keep_s)
@@ -287,7 +291,8 @@ class _Row:
 
 
 Request = tuple[_Row, str, str, float, float]
-"""A request: the row, its time column, the model, the arrival and the duration in seconds."""
+"""A request in a file: its row, the name of the time column, the model, the arrival in seconds, and
+the duration in seconds."""
 
 
 def _csv_rows(path: Path, columns: tuple[str, ...], optional: tuple[str, ...]) -> Iterator[_Row]:
@@ -320,7 +325,7 @@ def _azure(path: Path, speeds: TokenSpeeds, seed: int) -> Iterator[Request]:
     for row in _csv_rows(path, ("TIMESTAMP", "ContextTokens", "GeneratedTokens"), ()):
         text = str(row.value("TIMESTAMP"))
         try:
-            at = datetime.fromisoformat(text)  # drops the seventh decimal of the seconds
+            at = datetime.fromisoformat(text)  # this drops the seventh decimal of the seconds
         except ValueError:
             raise row.wrong("TIMESTAMP", f"{text!r} is not a date and time") from None
         zero = zero or at
