@@ -28,11 +28,11 @@ from tailrace.ledger.usage import Usage
 MAX_FORMING_BYTES = 4 * 1024 * 1024
 """Maximum bytes of frames and values that wait for the next commit; further writers wait."""
 CLOSE_TIMEOUT_S = 5.0
-"""Seconds that closing waits for the forming group to be stored."""
+"""Seconds that `Writer.close` waits until the forming group is stored."""
 MAX_FORMING_ITEMS = 8_192
 """Maximum frames and writes that wait for the next commit."""
 MAX_NOTICE_SIDS = 400
-"""Maximum streams that a notification names; with more, it says that any stream may have changed.
+"""Maximum streams that a notification names; for more, `lease *` stands for all streams.
 
 PostgreSQL limits the payload of a notification to 8,000 bytes.
 """
@@ -61,10 +61,10 @@ async def commit_locked(
     """Commit a group pessimistically: lock its rows, read them, plan the changes, write them.
 
     This is for groups with writes of objects, for streams whose state in memory may be outdated,
-    and for a retry after the connection was lost during a commit. It takes two round trips, because
-    statements are pipelined. `tried` has the plan of an earlier try whose outcome is unknown. If
-    that try was committed, its plan is returned, and this transaction only waits until a standby
-    has it, too.
+    and for a retry after the connection was lost during a commit. Statements are pipelined, so a
+    commit takes two round trips. `tried` has the plan of an earlier try whose outcome is unknown.
+    If that try was committed, this function returns that plan, and its own transaction changes
+    nothing: it only waits until a standby has the earlier commit, too.
     """
     async with connection.pipeline(), connection.transaction():
         plan = await _look(connection, items, stamp)
@@ -116,7 +116,7 @@ async def _look(
 
 def replaced() -> LedgerFailed:
     return LedgerFailed(
-        "another process has opened the ledger as the same owner, or this one was away too long",
+        "another process has opened the ledger as the same owner, or this origin was away too long",
         retryable=False,
         hint="give every origin a name of its own, then restart this origin",
     )
@@ -225,7 +225,7 @@ def key_bytes(new: NewStream) -> bytes | None:
 
 @dataclass(slots=True)
 class Group:
-    """The items of one commit; `done` completes when they are durable and released."""
+    """The items of one commit; the future `done` completes when they are durable and released."""
 
     done: asyncio.Future[None]
     items: list[Item] = field(default_factory=list)
@@ -237,7 +237,7 @@ class Group:
 
 
 class Writer:
-    """Stores this origin's groups one after the other; calls `release` with each durable plan."""
+    """Stores this origin's groups in order; calls `release` with the plan of each durable group."""
 
     def __init__(
         self,
@@ -287,8 +287,8 @@ class Writer:
     def fail(self, error: TailraceError) -> None:
         """Stop storing and releasing: current and later waiters get this error.
 
-        If a commit is in progress, it stays unknown if its group was stored. The group's producers
-        may send the same records again.
+        Nobody learns if a commit in progress stores its group, so the group's producers may send
+        the same records again.
         """
         self._failure = self._failure or error
         for group in (self._under_way, self.forming):
@@ -318,7 +318,7 @@ class Writer:
         while not (self._closing and not self.forming.items):
             await self._work.wait()
             if self._failure is not None:
-                return  # the waiters got the failure and may send their data again
+                return  # `fail` has given the error to the waiters, which may send their data again
             self._work.clear()
             # No await between these two assignments, so no item is added between them and lost.
             self._under_way, self.forming = self.forming, self._new_group()
@@ -376,7 +376,7 @@ class Writer:
         return await commit_locked(connection, items, tried, stamp)
 
     def _optimistic_plan(self, items: list[Item]) -> GroupPlan | None:
-        """Return a plan made from memory alone; None if the tables must be read for it."""
+        """Return a plan made from the heads in memory; None if the tables must be read."""
         heads = {}
         for item in items:
             if not isinstance(item.change, Append):
@@ -396,7 +396,7 @@ async def _commit_optimistically(
 ) -> bool:
     """Commit with one statement, which checks that the rows are as the plan assumes.
 
-    Return False, storing nothing, if they are not.
+    If any row differs, the statement stores nothing, and the result is False.
     """
     sids, epochs, firsts, after, ended = columns(plan.moved())
     parameters = (

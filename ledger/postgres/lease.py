@@ -1,7 +1,8 @@
 """The lease of an origin in a shared ledger, by the server's clock.
 
-An origin that renews its lease in time keeps its streams and objects; those of others may be taken
-over. Epochs protect stored data; a lease only says who should act.
+An origin that renews its lease in time keeps its streams and objects. When a lease has expired,
+other origins may take over the streams and objects of its origin. A lease only says which origin
+should act; epochs protect the stored data.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ addresses."""
 
 
 class Lease:
-    """A row in the table `owner`, renewed by a task until `close` ends it."""
+    """A lease: a row in the table `owner`, which a task renews until `close` or `stop`."""
 
     def __init__(
         self, connection: LastingConnection, name: str, lease_s: float, reached: Reached | None
@@ -39,14 +40,13 @@ class Lease:
         self._reached = reached
         self._lasts = timedelta(seconds=lease_s)
         self._renewed: datetime | None = None
-        # Times of the last renewal before the latest outage of the server and of the first one
-        # after.
+        # The latest outage of the server: times of the last renewal before it and the first after.
         self._outage: tuple[datetime, datetime] | None = None
         self._task: asyncio.Task[None] | None = None
         self.number = 0
 
     async def begin(self) -> None:
-        """Become the owner of this name, and fence an earlier process of the same name."""
+        """Become the owner with this name, and fence an earlier process that had the same name."""
 
         async def work(connection: AsyncConnection) -> int:
             link = await self._own_address(connection)
@@ -63,7 +63,7 @@ class Lease:
     async def _own_address(self, connection: AsyncConnection) -> bytes | None:
         """Return HOST:PORT at which other origins reach this one, or None.
 
-        Without a configured host it is the address from which the database sees this process.
+        Without a configured host, the host is the address from which the database sees this origin.
         """
         if self._reached is None:
             return None
@@ -73,7 +73,11 @@ class Lease:
         return (f"[{host}]:{port}" if ":" in host else f"{host}:{port}").encode()
 
     def keep(self, tick: Callable[[], None], lost: Callable[[TailraceError], None]) -> None:
-        """Renew the lease regularly and call `tick` each time; call `lost` if it was replaced."""
+        """Renew the lease regularly in a task, and call `tick` after each renewal or outage.
+
+        If the lease cannot be kept, such as when another process has taken the owner's name, call
+        `lost` with the error.
+        """
         self._task = asyncio.create_task(self._keep(tick, lost), name="ledger-lease")
 
     async def _keep(self, tick: Callable[[], None], lost: Callable[[TailraceError], None]) -> None:
@@ -112,10 +116,10 @@ class Lease:
         return now
 
     async def judged_at(self) -> datetime:
-        """Return the time by which other leases are judged as expired.
+        """Return the server's time with which the expiries of other leases are to be compared.
 
-        During an outage of the server all leases expire, although their owners live. So for one
-        lease time after it, only leases that had expired before the outage count as expired.
+        This is usually now. But during an outage of the server all leases expire, although their
+        owners live. So for one lease time after an outage, the result is a time before the outage.
         """
         now = await self.renew()
         if self._outage is not None:

@@ -344,7 +344,7 @@ class PostgresLedger:
         return None
 
     async def _used(self, stream: bytes) -> PostgresTail:
-        """Return the tail of a stream, and restart its retention."""
+        """Return the tail of a stream, and restart the stream's retention."""
         tail = self._residents.get(stream) or await self._residents.look_up(stream)
         tail.unused = 0
         await self._retention.touch(tail)
@@ -352,7 +352,7 @@ class PostgresLedger:
 
 
 class PostgresObjects:
-    """The object store of the ledger; writes are part of its group commits.
+    """The object store of the ledger; writes of objects are part of the ledger's group commits.
 
     Epochs of objects come from one sequence, so that an object that was deleted and created again
     never gets an old epoch. `lease` is this process's lease.
@@ -433,11 +433,11 @@ async def _insert(connection: AsyncConnection, row: tuple[object, ...]) -> int |
 
 
 async def _inherit(connection: AsyncConnection, sid: int, base: BranchPoint) -> None:
-    """Make a new stream a branch.
+    """Make the new stream `sid` a branch that begins at `base`.
 
     Raises:
         NotFound: The stream to branch is unknown.
-        BeyondEnd: It has fewer records.
+        BeyondEnd: The stream to branch has fewer records.
         Conflict: The branch would have too many parts.
     """
     found = await (await connection.execute(sql.BRANCHED, (base.stream,))).fetchone()

@@ -1,8 +1,8 @@
 """Wakes the watchers of streams that another origin appends to.
 
-A notification (LISTEN/NOTIFY) only names streams. Their changes are read from the tables, in one
-query for all streams named in the meantime. Notifications may be lost with the connection, so after
-a reconnect all watched streams are read.
+A notification (LISTEN/NOTIFY) only names streams. One query reads the changes of all streams that
+were named since the last query. Notifications may be lost with the connection, so all watched
+streams are read after a reconnect.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Listener:
         lease: int,
         failed: Callable[[TailraceError], None],
     ) -> None:
-        """Create a listener; it calls `failed` when notifications can no longer be received."""
+        """Start listening. `failed` is called if notifications can no longer be received."""
         self._server = server
         self._pool = pool
         self._residents = residents
@@ -48,7 +48,7 @@ class Listener:
         ]
 
     def look_at(self, sids: Iterable[int]) -> None:
-        """Schedule reading the changes of these streams from the tables."""
+        """Request that the changes of these streams be read from the tables soon."""
         self._stale.update(sids)
         self._work.set()
 

@@ -1,7 +1,7 @@
-"""The plan of a group commit, computed from the rows that it found. Sans-I/O.
+"""The plan of a group commit, computed from the rows that the commit has read. Sans-I/O.
 
-Items are applied in order of arrival; a refused item leaves no trace. The result is columns for a
-few statements, however many items there are.
+Items are applied in order of arrival; a refused item changes nothing. The plan has the changes as
+columns, so that a few statements store them, however many items there are.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tailrace.ledger.usage import Usage
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """An item to store, and the error if it was refused."""
+    """An append or a write to store, and the error if it was refused."""
 
     change: Append | ObjectWrite
     error: TailraceError | None = None
@@ -45,7 +45,10 @@ class Move(NamedTuple):
 
 
 FrameRow = tuple[int, int, bytes | None, bytes, bytes]
-"""A row of `frame`: sid, index, ids, frame, extra. A plain tuple, because there are many."""
+"""A row of the table `frame`: sid, index, ids, frame, extra.
+
+It is a plain tuple, because there are many rows and a plain tuple is created fastest.
+"""
 
 
 @dataclass(slots=True)
@@ -62,7 +65,7 @@ class Object:
 
 
 class GroupPlan:
-    """The changes of a group. `heads` and `objects` are copies of the found rows."""
+    """The changes of a group; `heads` and `objects` are copies of the rows that it changes."""
 
     def __init__(
         self,
@@ -78,7 +81,7 @@ class GroupPlan:
         # Streams that objects create, as (new sid, stream).
         self.created: list[tuple[int, NewStream]] = []
         self.dropped: list[int] = []
-        self.usage: list[Usage] = []  # rows of generations that end
+        self.usage: list[Usage] = []  # usage rows of the generations that end with this group
         self.refused: list[tuple[Item, TailraceError]] = []
 
     def take(self, item: Item) -> None:
@@ -122,7 +125,7 @@ class GroupPlan:
         return error
 
     def _write_streams(self, write: ObjectWrite) -> TailraceError | None:
-        """Apply creates, appends and drops; a refused one undoes the earlier ones."""
+        """Apply creates, appends and drops of streams; if one is refused, undo all of them."""
         heads = [self.heads[a.stream] for a in write.appends if a.stream in self.heads]
         before = [(head, head.next_index, head.ended) for head in heads]
         moves, rows, created = dict(self.moves), len(self.rows), len(self.created)

@@ -1,10 +1,11 @@
 """Retention on PostgreSQL: sliding expiries, removal of streams and of their frames.
 
 Frames are in hourly partitions, which are created in advance and dropped as a whole. Dropping a
-table costs the same whatever it holds, and leaves no dead rows. So an expired stream loses only its
-rows in `stream` and `head`, by which readers find it. Its frames go with their partition, when the
-last stream of that hour has expired, and the last branch of such a stream. If a long-lived stream
-keeps a partition alive, it is cleaned row by row after LINGER_HOURS.
+table costs the same however many rows it has, and leaves no dead rows. So an expired stream loses
+only its rows in `stream` and `head`, by which readers find it. Its frames are dropped with their
+partition, when all streams of that hour and all branches of them have expired. If a long-lived
+stream keeps a partition, frames of expired streams are deleted from it row by row after
+LINGER_HOURS.
 """
 
 from __future__ import annotations
@@ -37,20 +38,26 @@ EXPIRE_STREAMS = 64
 FORGET_OBJECTS_AFTER_MS = 3_600_000
 """Time without use after which an object without values and alarm is deleted, in ms."""
 TOUCH_NOW_MS = 60_000
-"""If a stream expires in less than this many ms, a read stores the new expiry before it continues.
+"""A read of a stream that expires within this many ms stores the postponed expiry at once.
 
-Otherwise another origin could remove the stream. If the expiry is later, the new one is stored with
-the next sweep.
+Otherwise another origin could remove the stream during the read. If the stream expires later than
+that, the postponed expiry is stored with the next sweep.
 """
 HOUR_MS = 3_600_000
 LINGER_HOURS = 3
-"""Hours after which an expired partition is cleaned row by row, if living streams still need it."""
+"""Age in hours of a partition from which frames of expired streams are deleted from it row by row.
+
+Such a partition cannot be dropped, because living streams need it.
+"""
 PURGE_ROWS = 2_000
 """Maximum frames deleted in one transaction."""
 PURGE_STREAMS = 64
-"""Maximum streams checked at a time when frames are deleted row by row."""
+"""Maximum removed streams per query when frames are deleted row by row."""
 DROP_LOCK_MS = 5
-"""Maximum time for which dropping a partition may delay commits; it is retried later."""
+"""Milliseconds that dropping a partition waits for its lock, and so may delay commits.
+
+After that the partition stays until the next sweep.
+"""
 
 
 def partition_at(now_ms: int) -> int:
@@ -59,7 +66,7 @@ def partition_at(now_ms: int) -> int:
 
 
 async def add_partitions(connection: AsyncConnection, numbers: Iterable[int]) -> None:
-    """Create missing partitions. ATTACH does not block commits; CREATE … PARTITION OF does."""
+    """Create missing partitions by ATTACH, because CREATE … PARTITION OF would block commits."""
     for number in numbers:
         async with connection.transaction():
             await connection.execute(
@@ -121,7 +128,10 @@ async def purge_leftovers(connection: AsyncConnection, now_ms: int) -> None:
 
 
 async def purge(connection: AsyncConnection, sid: int) -> None:
-    """Delete the frames of a removed stream, unless a branch has them, in small transactions."""
+    """Delete the frames of a removed stream in small transactions.
+
+    Frames that a branch shares stay.
+    """
     while (await connection.execute(PURGE, (sid, PURGE_ROWS))).rowcount:
         continue
     await connection.execute(FORGET_EXPIRED, (sid, sid + 1))
@@ -140,7 +150,7 @@ class Retention:
         self._touched: dict[int, int] = {}  # expiries that are not stored yet (Unix ms), by sid
 
     async def touch(self, tail: PostgresTail) -> None:
-        """Postpone the expiry of a stream that is read.
+        """Postpone the expiry of a stream, because it is read.
 
         Raises:
             NotFound: The stream has been removed already.

@@ -1,7 +1,8 @@
 """Conversion of values for PostgreSQL: columns as binary arrays, token ids as bytes.
 
-One group commit is one statement over columns (`unnest`). psycopg packs an array value by
-value, which takes longer than the statement; here a column of numbers is one `struct` call.
+One group commit is one statement over columns (`unnest`). psycopg packs an array value by value,
+which takes longer than the statement itself. So this module packs a column of numbers by one call
+of `struct`.
 """
 
 from __future__ import annotations
@@ -74,7 +75,10 @@ def _head(element: int, count: int, *, nulls: bool = False) -> bytes:
 
 
 def register(connection: AsyncConnection) -> None:
-    """Register the types; every int is a bigint, so that each statement has one plan."""
+    """Register the types of this module, and send every int as a bigint.
+
+    With the same types of parameters each time, PostgreSQL keeps one plan for each statement.
+    """
     connection.adapters.register_dumper(Ints, _IntsDumper)
     connection.adapters.register_dumper(Flags, _FlagsDumper)
     connection.adapters.register_dumper(Blobs, _BlobsDumper)
@@ -82,7 +86,7 @@ def register(connection: AsyncConnection) -> None:
 
 
 def columns(rows: Iterable[Sequence[Any]]) -> list[tuple[Any, ...]]:
-    """Return rows as columns."""
+    """Transpose rows into columns."""
     return list(zip(*rows, strict=True))
 
 
@@ -111,7 +115,7 @@ def unpack_ids(packed: bytes | None) -> tuple[int, ...]:
 
 
 def stored_record(frame: bytes, ids: bytes | None, extra: bytes | None) -> Record:
-    """Return the record of a row of the table `frame`."""
+    """Return the record in a row of the table `frame`."""
     if extra is None:
         return unmarked(bytes(frame), unpack_ids(ids))
     return Record(bytes(frame), unpack_ids(ids), bytes(extra))

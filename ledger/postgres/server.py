@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL that reconnect, and the mapping of its errors.
+"""Connections that reconnect to PostgreSQL, and the conversion of its errors.
 
 A lost connection is made again until a time limit. The interrupted work is repeated, so it must be
 idempotent. If the URL names several hosts (a primary and its standbys), only one that accepts
@@ -38,15 +38,15 @@ Work = Callable[[AsyncConnection], Awaitable[T]]
 
 CONNECT_TIMEOUT_S = 5
 OPERATORS = ("28", "3D", "42501")
-"""SQLSTATE classes of errors that an operator must fix: login, database name, permission."""
+"""Beginnings of SQLSTATEs that an operator must fix: login, database name, permission."""
 SHOWN = ("host", "port", "dbname", "user")
 RETRY_MIN_S = 0.05
 RETRY_MAX_S = 1.0
 """Maximum seconds between attempts to connect."""
 WRITE_TIMEOUT_S = 60.0
-"""Seconds that commits wait for a lost server; after that this process stops using the ledger."""
+"""Seconds that a commit waits for a lost server; after that this process stops using the ledger."""
 READ_TIMEOUT_S = 10.0
-"""Seconds that other work waits for a lost server; after that the caller gets a retryable error."""
+"""Seconds that other work waits for a lost server; then its caller gets a retryable error."""
 OPEN_TIMEOUT_S = 5.0
 MAX_UNDOINGS = 8
 """Maximum retries of a transaction that the server rolled back for a conflict or a cancellation."""
@@ -55,7 +55,7 @@ POOL_CONNECTIONS = 4
 ANSWER_TIMEOUT_S = 10.0
 """Seconds without an answer after which the connections are cut and another host is tried."""
 IDLE_TRANSACTION_MS = 3_000
-"""Time after which an origin that stalls inside a transaction loses its locks."""
+"""Milliseconds after which an origin that stalls inside a transaction loses its locks."""
 
 _DEFAULTS: dict[str, str | int] = {
     "target_session_attrs": "read-write",
@@ -96,10 +96,11 @@ class Connection(AsyncConnection[Any]):
     """A connection that is cut if the server does not answer for too long.
 
     PostgreSQL may hang without being gone: a primary without its standbys delays every commit for
-    ever, and so does a disk that does not respond. A timeout of the server is no solution, because
-    it could let a commit return before a standby has it. The connection is cut by closing its
-    socket, so that waiters get the error of a lost connection. Cancelling would ask the server to
-    cancel, and wait for that. `hung` is called before the waiters.
+    ever, and so does a disk that does not respond. A timeout set in the server is no solution,
+    because it could let a commit return before a standby has the commit. The connection is cut by
+    shutting down its socket, so that waiters get the error of a lost connection. Cancelling the
+    query instead would wait for the server to confirm. `hung` is called before the socket is shut
+    down.
     """
 
     hung: Callable[[Connection], None] | None = None
@@ -138,7 +139,10 @@ class Connection(AsyncConnection[Any]):
 
 
 def with_last(given: Mapping[str, Any], host: bytes, port: bytes) -> dict[str, Any]:
-    """Return the options for libpq with `host` and `port` as the last to try."""
+    """Return `given`, which are options for libpq, with one host moved to the end of its list.
+
+    libpq tries hosts in the order of the list. `host` and `port` name the host to try last.
+    """
     columns = [str(given.get(name, "")).split(",") for name in _PLACE]
     count = max(map(len, columns))
     if count == 1:
@@ -155,13 +159,13 @@ def with_last(given: Mapping[str, Any], host: bytes, port: bytes) -> dict[str, A
 
 
 class Doubt(psycopg.Error):
-    """A commit that the server acknowledged without waiting for its standby; it is repeated."""
+    """The server acknowledged a commit without waiting for its standby: the commit is repeated."""
 
 
 class Server:
     """The server of the ledger, and how to connect to it.
 
-    `synchronous` is True if its commits wait for a standby, as far as is known.
+    `synchronous` is True if commits waited for a standby when that was last checked.
     """
 
     def __init__(self, dsn: str, application: str) -> None:
@@ -251,7 +255,7 @@ class Server:
         """Check that a connection can be made, within OPEN_TIMEOUT_S.
 
         Raises:
-            ConfigError: A setting must be wrong; raised at once.
+            ConfigError: A setting must be wrong. This is raised without a further attempt.
             LedgerFailed: The server is away.
         """
         deadline = asyncio.get_running_loop().time() + OPEN_TIMEOUT_S
@@ -298,7 +302,8 @@ class LastingConnection:
         async with self._turn:
             deadline = asyncio.get_running_loop().time() + timeout_s
             backoff = Backoff(RETRY_MIN_S, RETRY_MAX_S)
-            pause, undoings = 0.0, 0  # retry at once: an idle connection may have been closed
+            # The first retry has no pause: perhaps only this idle connection was closed.
+            pause, undoings = 0.0, 0
             while True:
                 begun = asyncio.get_running_loop().time()
                 try:
@@ -335,7 +340,7 @@ class LastingConnection:
         return done
 
     def _notice(self, diagnostic: Diagnostic) -> None:
-        """Detect the server's warning that a commit did not wait for its standby."""
+        """Record that the server sent a warning: perhaps a commit did not wait for its standby."""
         if diagnostic.severity_nonlocalized == "WARNING":
             self._doubtful = True
 
@@ -449,13 +454,20 @@ class PostgresUrl:
     def options(
         self, application: str, settings: str, defaults: Mapping[str, str | int]
     ) -> dict[str, str | int]:
-        """Return libpq's options: `settings` always, and `defaults` for absent options."""
+        """Return the URL's options for libpq, with additions.
+
+        `settings` are added to the option `options`; `defaults` apply where the URL has no value.
+        """
         settings = f"{self._given.get('options', '')} {settings}".strip()
         given = {"application_name": application, **defaults, **self._given}
         return {**given, "options": settings}
 
     def refusal(self, error: psycopg.Error, conninfo: str) -> TailraceError:
-        """Return a `ConfigError` if the server answers a ping, otherwise a `LedgerFailed`."""
+        """Return the error for a failed connection.
+
+        If the server answers a ping, or has refused the login, a setting must be wrong, and the
+        result is a `ConfigError`. Otherwise the server is away, and the result is a `LedgerFailed`.
+        """
         message = self.first_line(error)
         answers = (error.sqlstate or "").startswith(OPERATORS) or PGconn.ping(
             conninfo.encode()

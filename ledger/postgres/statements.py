@@ -8,9 +8,9 @@ CHANNEL = "tailrace"
 # ---- group commit ----
 
 # The optimistic commit: one statement, in its own transaction, checks that the streams are as in
-# memory, and changes them. If a single row differs (another epoch or index, a replaced owner, or
-# one that lacks its last commit), a division by zero fails the whole statement. The pessimistic
-# commit below then finds the reason. 64 frames take one round trip instead of three.
+# memory, and changes them. If a single row differs (a stream's epoch or index, or the number of the
+# owner's last commit), a division by zero fails the whole statement. The pessimistic commit below
+# then finds the reason. So a commit of 64 frames takes one round trip instead of three.
 _COMMIT = """
 WITH moved AS (
     UPDATE head SET next_index = m.after, ended = m.ends,
@@ -30,8 +30,8 @@ SELECT 1 / ((SELECT count(*) FROM moved) = cardinality($1::bigint[])
         AND (SELECT count(*) FROM numbered) = 1)::int,
     pg_notify($14, $15)
 """
-# Streams that end also get a row in `usage`. An end is stored once, so an existing row is never
-# replaced.
+# Streams that end also get a row in `usage`. A stream has one StreamEnd, so a row that exists is
+# never replaced.
 _USAGE = """
 INSERT INTO usage (stream, ended_ms, tenant, key, model, priority, finish, prompt_tokens,
     cached_tokens, output_tokens, reasoning_tokens, delivered_tokens)
@@ -41,7 +41,7 @@ _USAGE_TYPES = ("bytea", "bigint", *["bytea"] * 5, *["bigint"] * 5)
 
 
 def _usage(first: int) -> str:
-    """Return the INSERT of rows of `usage`, whose columns are parameters from `first` on."""
+    """Return the INSERT for rows of `usage`; its columns are the parameters from `$first` on."""
     columns = (f"${first + at}::{of}[]" for at, of in enumerate(_USAGE_TYPES))
     return _USAGE.format(", ".join(columns)).strip()
 
@@ -51,7 +51,8 @@ COMMIT_WITH_USAGE = _COMMIT.format(f", used AS (\n    {_usage(16)}\n)")
 INSERT_USAGE = _usage(1)
 
 # The pessimistic commit: lock the rows in a fixed order, read, decide, write. The lock on the
-# owner's row waits for an own commit that a lost connection may have left in progress.
+# owner's row waits for an earlier commit by this origin, which a lost connection may have left in
+# progress.
 LOCK_OWNER = "SELECT commits FROM owner WHERE lease = $1 FOR NO KEY UPDATE"
 LOCK_OBJECTS = """
 SELECT o.kind, o.name, o.oid, o.epoch FROM object o

@@ -18,9 +18,12 @@ from tailrace.ledger.postgres.server import Pool
 from tailrace.ledger.postgres.statements import STREAM
 
 TAIL_FRAMES = 256
-"""Maximum frames that a tail keeps in memory when it is trimmed; one read returns as many."""
+"""Number of frames to which a tail in memory is trimmed.
+
+It is also the maximum number of new frames that one query reads for a stream.
+"""
 TAIL_BYTES = 64 * 1024
-"""Maximum bytes of frames that a tail keeps in memory when it is trimmed."""
+"""Bytes of frames to which a tail in memory is trimmed."""
 IDLE_SWEEPS = 10
 """Number of calls of `Residents.sweep` without use after which a tail is evicted."""
 
@@ -28,8 +31,8 @@ IDLE_SWEEPS = 10
 def went_back(lost: str) -> LedgerFailed:
     """Return the error for a database that has lost acknowledged data.
 
-    The origin must be restarted, because only at its start does it trust the tables more than its
-    memory.
+    The operator must restart the origin: only at its start does an origin read from the tables what
+    it otherwise knows from memory.
     """
     return LedgerFailed(
         f"PostgreSQL no longer has {lost}, which it had acknowledged",
@@ -119,7 +122,7 @@ class PostgresTail:
     def _keep(self, start: int, frames: Sequence[bytes], until: int) -> None:
         """Append frames to those in memory.
 
-        If there is a gap between the two, the new frames replace the old ones.
+        If there is a gap between the frames in memory and the new frames, only the new ones stay.
         """
         end = self.first + len(self.frames)
         if start + len(frames) != until:
@@ -133,9 +136,9 @@ class PostgresTail:
         self._trim()
 
     def _trim(self) -> None:
-        """Drop the oldest frames if there are more than twice the limits.
+        """Trim the frames in memory to the limits, once they exceed twice the limits.
 
-        Trimming at twice the limits makes it rare.
+        So trimming is rare.
         """
         if len(self.frames) <= 2 * TAIL_FRAMES and self.size <= 2 * TAIL_BYTES:
             return
@@ -208,7 +211,10 @@ class Residents:
         return tail
 
     async def note_read(self, tail: PostgresTail, start: int, frames: Sequence[bytes]) -> None:
-        """Advance `released` to the end of the records that were read; detect deleted streams."""
+        """Update a tail after a read of records: advance `released` to the last of `frames`.
+
+        If a released frame was not found, look the stream up, because it may have been deleted.
+        """
         if frames:
             ended = tag_of(frames[-1]) == StreamEnd.tag
             head = StreamHead(tail.head.sid, tail.head.epoch, start + len(frames), ended)
