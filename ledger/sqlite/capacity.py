@@ -1,9 +1,9 @@
 """Decide if a ledger file has space for new data: within its limits and on its disk. Sans-I/O.
 
-Generations and objects each have a share of the file, so that neither displaces the other. If a
-kind exceeds its share, removing some of its streams helps. If other programs fill the disk, or a
-reader prevents the WAL from restarting, removing streams does not help: then nothing is removed,
-and only new data is refused.
+Streams are of two kinds, generations and those of objects. Each kind has a share of the file, so
+that neither displaces the other. If a kind exceeds its share, removing some of its streams helps.
+If other programs fill the disk, or an open read transaction prevents the WAL from restarting,
+removing streams does not help: then nothing is removed, and only new data is refused.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ MIB = 1024 * 1024
 DISK_SHARE = 0.8
 """Maximum share of the disk that a ledger without a configured limit may use."""
 HARD_SHARE = 1.1
-"""Share of a limit up to which running streams may grow; beyond it they can only end."""
+"""Multiple of a limit up to which running streams may grow; beyond it they can only end."""
 LOW_SHARE = 0.9
-"""Early removal of streams goes on down to this share of the limit, so that it is rare."""
+"""Share of the limit down to which streams are removed early, so that this is needed rarely."""
 DISK_RESERVE_BYTES = 64 * MIB
-"""Free bytes on the disk and in the file below which new streams are refused."""
+"""Reserve: free bytes on the disk and in the file below which new streams are refused."""
 DISK_RESERVE_SHARE = 1 / 32
-"""Applies instead of DISK_RESERVE_BYTES if this share of the disk is smaller.
+"""Share of the disk that is the reserve instead, if it is smaller than DISK_RESERVE_BYTES.
 
 Below half of the reserve, running streams may only use the space that the WAL has reserved.
 """
 WAL_MARGIN_BYTES = 6 * MIB
 """Bytes of the WAL's reserved space that are kept for the ends of streams.
 
-Running streams are paused before that. A commit may have 4 MiB, and 1 MiB may be written between
-two checks of the disk. On a small disk, whose reserve is smaller than this, the reserve applies.
+Running streams are paused before they use this space. A commit may have 4 MiB, and 1 MiB may be
+written between two checks of the disk. A smaller reserve of a small disk applies instead.
 """
 LONG_WAL_BYTES = 256 * MIB
-"""Size of the WAL in bytes beyond which a warning is logged: a reader keeps it from restarting."""
+"""Size of the WAL in bytes beyond which a warning says that an open read transaction keeps it."""
 MAX_WAL_BYTES = 1024 * MIB
 """Size of the WAL in bytes beyond which new streams are refused."""
 SEGMENT_COST = 9 / 8
-"""Space of a segment in the file, as a multiple of its bytes."""
+"""Space that a segment takes in the file, as a multiple of the segment's bytes."""
 ROW_BYTES = 512
 """Estimated overhead in bytes of the row of a stream or value, with its indexes."""
 
@@ -70,7 +70,10 @@ class Room:
         self._object_share = object_share
         self.sizes: Sizes | None = None
         self.object_bytes = 0
-        """Bytes of the streams and values of objects: counted rarely, and added to in between."""
+        """Bytes of the streams and values of objects.
+
+        They are counted rarely; in between, the bytes that objects store are added.
+        """
 
     def limit(self, kind: StreamKind) -> int:
         """Return the maximum bytes of a kind in the file."""
@@ -90,7 +93,7 @@ class Room:
         return objects if kind is StreamKind.OBJECT else whole - objects
 
     def is_contested(self, sizes: Sizes) -> bool:
-        """Return True if the file is so full that the shares of the kinds matter."""
+        """Return True if a file of these sizes is so full that a kind may exceed its share."""
         self.sizes = sizes
         return sizes.used_bytes > min(self.limit(kind) for kind in StreamKind)
 
@@ -99,9 +102,10 @@ class Room:
         return None if self.sizes is None else self._own(kind) or self._foreign(self.sizes)
 
     def goal(self, kept_bytes: int) -> int | None:
-        """Return the target size of generations for early removal; None if removal cannot help.
+        """Return the size in bytes to which early removal should shrink generations, or None.
 
-        `kept_bytes` of segments belong to running streams, which are kept.
+        None means that removal cannot help, because `kept_bytes` of segments belong to running
+        streams, which are not removed.
         """
         limit = self.limit(StreamKind.GENERATION)
         low = int(limit * LOW_SHARE)

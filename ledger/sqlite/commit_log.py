@@ -4,10 +4,10 @@ A tail that is large, old or ended becomes a segment, in the transaction of some
 before the oldest tail is pruned. Recovery rebuilds the tails from the remaining rows.
 
 A damaged row affects only the streams in it. Each of them has a hole in place of the row's records:
-reading there raises `Damaged`, earlier records can be read, and the stream continues or is ended
-after the hole. The head of the row names the streams. If the head is damaged, too, every unfinished
-stream may have lost records, unless a later row has its next record. A hole then covers as many
-indexes as the row could have had records.
+reading in the hole raises `Damaged`, earlier records can be read, and the stream continues or is
+ended after the hole. The head of the row names the streams. If the head is damaged, too, every
+unfinished stream may have lost records, except the streams that have a record in a later row. A
+hole then covers as many indexes as the row could have had records.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from tailrace.ledger.sqlite.tail import MAX_TAIL_BATCHES, SEGMENT_BYTES, Tail
 from tailrace.ledger.wire.codec import PREFIX_BYTES
 
 SEGMENT_COMMITS = 64
-"""Number of commits over which the due segments are spread.
+"""Number of commits over which storing the due tails as segments is spread.
 
-Each commit stores its share, so that segments of short streams cannot pile up.
+Each commit stores its share of the due tails, so that those of short streams cannot pile up.
 """
 MAX_DUE_FOR_AGE = 4 * SEGMENT_COMMITS
-"""Number of due tails from which on no more tails become due because of their age.
+"""Number of due tails from which on tails become due only at twice the age MAX_TAIL_BATCHES.
 
-The limit keeps commits short. Tails of twice the age become due in any case.
+The limit keeps commits short.
 """
 
 PRUNE_ROWS = 64
 """Number of log rows that are pruned together."""
 PRUNE_BYTES = 512 * 1024
-"""Bytes of log rows at which rows are pruned, even if they are fewer than PRUNE_ROWS."""
+"""Total bytes of log rows from which on they are pruned, even if fewer than PRUNE_ROWS."""
 MAX_PRUNE_ROWS = 4 * PRUNE_ROWS
 """Maximum rows that one commit prunes."""
 LOG_ROWS_AT_ONCE = 64
@@ -74,9 +74,10 @@ class LogRows:
         self._sizes.append(size)
 
     def prune(self, oldest: int, *, all_: bool) -> int | None:
-        """Return the number below which rows are deleted now: a batch of limited size, or none.
+        """Choose a batch of rows to delete; return the number of the first row that stays.
 
-        `oldest` is the first row that is needed. With `all_` even few rows are deleted.
+        None means to delete no row now. `oldest` is the number of the first row that is needed.
+        With `all_` the batch may have fewer than PRUNE_ROWS rows.
         """
         sizes, end = self._sizes, min(oldest, self._pruned + MAX_PRUNE_ROWS)
         while self._prunable < end and sizes and self._prunable_bytes < PRUNE_BYTES:
@@ -102,7 +103,7 @@ class Log:
         self.stores_all = False
         """True if the next commit stores all due tails, not only a small share of them."""
         self.closes = False
-        """True if the ledger is closing, so that all prunable rows are deleted."""
+        """True if the ledger is closing, so that the next commits delete all prunable rows."""
 
     def begin(self, rows: Sequence[int], sizes: Sequence[int]) -> None:
         """Continue after the rows that recovery has found, with their sizes in bytes."""
@@ -113,9 +114,10 @@ class Log:
             self._seq = seq
 
     def begin_anew(self, group: Group, segments: Sequence[SegmentRow]) -> None:
-        """Store all records of the log as segments, and delete all of its rows.
+        """Add to a group's commit that the log becomes empty: its records become segments.
 
-        This is done after recovery has found damaged rows, and has made `segments`.
+        This is done after recovery has found damaged rows. `segments` are those that recovery has
+        made of the records before a hole.
         """
         group.commit.segments += segments
         self._residents.due_tails = dict(self._residents.unstored)
@@ -123,7 +125,7 @@ class Log:
         group.commit.keep_from, self._rows = self._seq + 1, LogRows()
 
     def prepare(self, group: Group) -> None:
-        """Add the log row to a group's commit. Everything else can be stored later."""
+        """Add the group's log row to its commit. `tidy` adds what can also be stored later."""
         if not group.tails:
             return
         commit, unstored = group.commit, self._residents.unstored
@@ -203,7 +205,7 @@ class Recovery:
     """One pass over the log that rebuilds the tails.
 
     `rows` are the numbers of the log rows, and `sizes` their sizes in bytes. If `damaged` is true,
-    the caller must store `segments` before it deletes these rows.
+    the caller must store `segments` before it deletes the log rows.
     """
 
     def __init__(self, storage: Storage, residents: Residents) -> None:
@@ -213,7 +215,8 @@ class Recovery:
         self._tails: dict[int, Tail | None] = {}
         # Maximum number of records that a log row with a damaged head may have had.
         self._reach = 0
-        # Sids with a record in a log row that follows the last row with a damaged head.
+        # Sids of streams that have a record after the last row with a damaged head. That record
+        # shows which records of the stream were lost, so such a stream needs no further hole.
         self._shown: set[int] = set()
         self._holes: dict[int, Tail] = {}
         self.damaged = False
@@ -236,7 +239,8 @@ class Recovery:
         if self._reach:
             await self._doubt()
         for tail in self._holes.values():
-            # An empty segment marks the position after a hole, independent of the log.
+            # An empty segment records where the stream continues after its hole, because the log
+            # rows will be deleted.
             empty = pack_segment((), ())
             self.segments.append(SegmentRow(tail.sid, tail.stored, 0, PLAIN, empty))
 

@@ -2,9 +2,9 @@
 
 Each commit replaces one run of consecutive plain segments by a cold one.
 
-Ended streams are compressed when they were not read for some time, and long running streams except
-their last part. It runs on the event loop, some milliseconds at a time. A cold segment replaces
-others only after it was decompressed again and found equal.
+An ended stream is compressed when it was not read for some time, a long running stream except for
+its last COLD_FRAMES records. Compaction runs on the event loop, some milliseconds at a time. A cold
+segment replaces plain ones only after it was decompressed again and found equal to them.
 """
 
 from __future__ import annotations
@@ -29,9 +29,12 @@ from tailrace.ledger.sqlite.retention import RetentionSettings
 from tailrace.ledger.sqlite.storage import SegmentRow, Storage
 
 COLD_FRAMES = 1_024
-"""Maximum records of a cold segment. A reader of one record must decompress all of them."""
+"""Maximum records of a cold segment: a read of one record must decompress the whole segment."""
 COLD_BYTES = 128 * 1024
-"""Maximum bytes of the plain segments that one cold segment replaces; a larger one stays plain."""
+"""Maximum bytes of the plain segments that one cold segment replaces.
+
+A larger plain segment is never compressed.
+"""
 RUN_SEGMENTS = 32
 """Maximum plain segments that one commit replaces, which takes about a millisecond."""
 STREAMS_AT_ONCE = 64
@@ -85,7 +88,7 @@ class SegmentRun:
 def take_run(rows: Sequence[SegmentRow], at: int, until: int | None) -> SegmentRun:
     """Return the first run of plain segments in `rows`, from index `at` up to `until`.
 
-    Cold segments before it are skipped. Without rows the run is empty and ends at `at`.
+    Cold segments before the run are skipped. Without rows the run is empty and ends at `at`.
     """
     run = SegmentRun(at)
     for row in rows:
@@ -105,7 +108,7 @@ def take_run(rows: Sequence[SegmentRow], at: int, until: int | None) -> SegmentR
 
 
 class Compactor:
-    """The compaction of a ledger; `sweep` does the pending work."""
+    """The compaction of a ledger; each `sweep` compresses all streams that have become cold."""
 
     def __init__(
         self,
@@ -173,7 +176,7 @@ class Compactor:
             await self._commits.commit()
 
     async def _pack_runs(self, sid: int, name: str, until: int | None) -> int:
-        """Compress run by run; return the index that was reached."""
+        """Compress a stream run by run; return the index up to which it is compressed now."""
         at = 0 if until is None else self._packed_until.get(sid, 0)
         while self._residents.packing == sid:
             found = await self._storage.segments(sid, at, RUN_SEGMENTS)
@@ -200,9 +203,9 @@ class Compactor:
 
 
 def _packed(run: SegmentRun, name: str) -> SegmentRow | None:
-    """Return the cold segment of a run.
+    """Return a run as one cold segment.
 
-    Return None if it would not be smaller, or does not decompress to the same records.
+    Return None if the cold segment is not smaller, or does not decompress to the same records.
     """
     if run.bytes > COLD_BYTES:
         return None

@@ -68,13 +68,13 @@ _PLACE = struct.Struct("<QQ")  # `first` and `length` of a segment's row
 _HEAD = struct.Struct("<IBIB")  # the header, the tag, the corr and the length of the text
 _HEAD_SIZE = VERSION_BITS + _HEAD.size - HEADER_BYTES
 _NO_EXTRAS = _U32.pack(0)
-# Two tables by the lower seven bits of a byte: the last byte of a varint, and an earlier byte.
+# Two tables by seven bits of a varint: the byte for them if it is the last byte, and if it is not.
 _LAST = [bytes((low,)) for low in range(128)]
 _NOT_LAST = [bytes((low | 128,)) for low in range(128)]
 
 
 class Entry(NamedTuple):
-    """A record in a log row: its stream (by short local id) and index `at`."""
+    """A record in a log row, with the short local id of its stream and its index `at`."""
 
     sid: int
     at: int
@@ -154,7 +154,7 @@ def segment_frames(blob: bytes, *, where: str) -> list[bytes]:
 def segment_ids(blob: bytes) -> tuple[list[tuple[int, ...]], int]:
     """Return the ids of a segment, and the offset where they end.
 
-    The checksum was verified when its frames were read.
+    The caller has already read the frames, which verifies the segment's checksum.
     """
     (count,) = _unpack_u32(blob, 4)
     (size,) = _unpack_u32(blob, 8)
@@ -162,7 +162,7 @@ def segment_ids(blob: bytes) -> tuple[list[tuple[int, ...]], int]:
 
 
 def split_frames(data: bytes) -> list[bytes]:
-    """Split concatenated frames, whose checksum was verified."""
+    """Split concatenated frames; the caller has verified their checksum."""
     frames, at, end = [], 0, len(data)
     while at < end:
         beyond = at + HEADER_BYTES + (_unpack_u32(data, at)[0] & LENGTH_MASK)
@@ -174,7 +174,8 @@ def split_frames(data: bytes) -> list[bytes]:
 def pack_ids(ids: Sequence[tuple[int, ...]]) -> bytes:
     try:
         flat = [only for (only,) in ids]
-        # The same bytes as `column` of a list of ones. Calling it would take most of the time.
+        # These are the bytes that `column` returns for a list of ones. Calling `column` would take
+        # most of the time.
         counts = b"\1" * (1 + len(ids))
     except ValueError:
         flat = list(chain.from_iterable(ids))
@@ -307,7 +308,7 @@ def pack_cold(sid: int, first: int, records: Unpacked) -> SegmentRow:
 def _compressed(*parts: bytes) -> bytes:
     """Compress the parts into one zstd frame with a block for each part.
 
-    A block has one entropy code, so mixing different columns in a block compresses worse.
+    A block has one entropy code, so a block with several different columns would compress worse.
     """
     whole = zstandard.ZstdCompressor(level=LEVEL).compressobj(size=sum(map(len, parts)))
     out = b""
@@ -370,13 +371,13 @@ def _checksum(first: int, length: int, packed: bytes) -> int:
 
 
 def token_frame(text: bytes, tail: bytes) -> bytes:
-    """Return the canonical Token frame on channel 0 with this text; `tail` is its encoded index."""
+    """Return the canonical Token frame on channel 0 with this text and the encoded index `tail`."""
     size = len(text)
     return _HEAD.pack(_HEAD_SIZE + size + len(tail), 0, 0, size) + text + tail
 
 
 def index_tails(first: int, count: int) -> list[bytes]:
-    """Yield the varints of consecutive indexes; 128 of them share all but the first byte."""
+    """Return the varints of consecutive indexes, in blocks of 128 that share all later bytes."""
     tails: list[bytes] = []
     for block in range(first >> 7, (first + count >> 7) + 1):
         rest = bytearray()

@@ -1,8 +1,8 @@
 """Group commit: one commit stores all writes that have come since the previous one began.
 
 A commit with durability `process` runs on the event loop itself, where SQLite takes a few
-microseconds; handing it to a thread and back would take seven times as long. A commit with
-durability `power` also waits for the disk. Meanwhile the next group forms, and clean-up runs.
+microseconds; running it in a thread would take seven times as long. A commit with durability
+`power` also waits for the disk. During that wait the next group forms, and clean-up runs.
 """
 
 from __future__ import annotations
@@ -98,13 +98,13 @@ class GroupCommit:
         return self._failure is None and self.forming.size < MAX_FORMING_BYTES
 
     async def room(self) -> None:
-        """Wait until the forming group has room; raise the failure of a broken ledger."""
+        """Wait until the forming group has room; raise the failure that stopped the writer."""
         while self.forming.size >= MAX_FORMING_BYTES and self._failure is None:
             await self._wait_in(self._room_waiters)
         self.check()
 
     def schedule(self) -> None:
-        """Commit the forming group at the end of this turn of the event loop."""
+        """Commit the forming group at the end of this iteration of the event loop."""
         if not self._scheduled and self._in_flight is None:
             self._scheduled = True
             self._loop.call_soon(self._turn)
@@ -198,7 +198,7 @@ class GroupCommit:
         more = self._release(group)
         _resolve(group.waiters)
         if more:
-            # The waiters run first, so that the next commit has their next appends.
+            # The waiters run before the scheduled commit, which so has their next appends.
             self.schedule()
 
     def _fail(self, error: LedgerFailed, group: Group) -> None:

@@ -68,7 +68,7 @@ class SqliteLedger:
         self.name = "file:"
         self._storage = storage
         self._creating = asyncio.Lock()
-        # Streams that are not durable yet, by their idempotency key.
+        # Streams whose creation is not stored yet, by their idempotency key.
         self._keys: dict[str, NewStream] = {}
         self._residents = Residents(storage, retention.max_stream_bytes, now_ms)
         self._log = Log(self._residents, now_ms)
@@ -158,11 +158,11 @@ class SqliteLedger:
         return await self.info(existing or new.stream), existing is None
 
     async def _parts(self, base: BranchPoint) -> tuple[Part, ...]:
-        """Return the parts of a branch, whose records are all in segments then.
+        """Wait until all records that a branch inherits are in segments; return the branch's parts.
 
         Raises:
             NotFound: The stream to branch is unknown.
-            BeyondEnd: It has fewer records.
+            BeyondEnd: The stream to branch has fewer records.
             Conflict: The branch would have too many parts.
         """
         tail = await self._residents.get(base.stream)
@@ -251,7 +251,7 @@ class SqliteLedger:
     async def _append_again(
         self, refused: list[Refusal], absent: dict[bytes, TailraceError]
     ) -> list[Refusal]:
-        """Retry refused appends, after checking again if there is space."""
+        """Retry refused appends, after an attempt to make space; return those refused again."""
         await self._retention.find_room(StreamKind.GENERATION)
         step, still = Appends.of([refusal.append for refusal in refused]), list[Refusal]()
         tails = list(map(self._residents.tails.get, step.streams))
@@ -268,8 +268,8 @@ class SqliteLedger:
     ) -> bool:
         """Add a step to the forming group; return True if its producer must wait for the commit.
 
-        `absent` has the error of each stream without a tail. Because this code runs for every
-        token, its parts are inlined, which saves a tenth of an append's time.
+        `absent` has the error of each stream without a tail. This code runs for every token, so it
+        calls few functions, which saves a tenth of an append's time.
         """
         group = self._commits.forming
         power, size, at, relaxed = False, 0, -1, 0
@@ -365,7 +365,8 @@ class SqliteLedger:
     # ---- usage ----
 
     async def usage(self, query: UsageQuery) -> UsageSums:
-        # Usage is stored with the last segment of an ended stream: store all these segments now.
+        # Usage is stored with the last segment of an ended stream, so first store all segments that
+        # are due.
         self._log.stores_all = True
         await self._commits.commit()
         return await self._storage.usage(query)

@@ -1,7 +1,7 @@
 """The object store of a ledger file: values and alarms in the ledger's group commits.
 
-A ledger file has one owner, so a claim need not be written to fence others. The epoch is stored
-with the object's next write.
+A ledger file has one owner, so a claim need not be written to fence other processes. The new epoch
+is stored with the object's next write.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from tailrace.ledger.sqlite.storage import ObjectRow, Storage, ValueChange
 from tailrace.ledger.sqlite.tail import Tail
 
 MAX_OWNED = 65_536
-"""Maximum owners in memory. An owner that was evicted must claim its object again."""
+"""Maximum claimed objects in memory; the owner of an evicted one must claim the object again."""
 
 
 @dataclass(slots=True)
 class Owned:
-    """An object with an owner in this process; `stored` is True once the file has its row."""
+    """A claimed object; `stored` is True once the file has a row for the object."""
 
     oid: int
     epoch: int
@@ -61,7 +61,7 @@ class SqliteObjects:
         self._epoch = 0  # the highest epoch given so far, so that each owner gets a new one
 
     def begin_after(self, last_oid: int) -> None:
-        """Create the store; new objects get local ids above `last_oid`."""
+        """Give new objects local ids above `last_oid`."""
         self._oid = last_oid
 
     # ---- owners ----
@@ -70,7 +70,7 @@ class SqliteObjects:
         owned = self._owned.get(key)
         if owned is None:
             row = await self._storage.object_row(key)
-            # During the read another claim may have added the object.
+            # Another claim may have added the object during the read of its row.
             owned = self._owned.get(key) or self._adopt(key, row)
         epoch = owned.epoch = self._epoch = max(self._epoch, owned.epoch) + 1
         if not self._commits.settled:
@@ -145,9 +145,9 @@ class SqliteObjects:
     async def _require_room(self, write: ObjectWrite, owned: Owned) -> None:
         """Check that there is space if a write adds values.
 
-        A write that also removes values is allowed, so that an object can always be deleted. So is
-        one that overwrites a value, as a read of a stream with a sliding TTL does. Creates and
-        appends have their own checks.
+        A write that also removes values is allowed, so that an object can always be deleted. A
+        write that only overwrites values, with no longer ones, is allowed, too. Creates and appends
+        of streams are checked elsewhere.
 
         Raises:
             LedgerFull: Objects have used their share of the ledger.

@@ -14,7 +14,7 @@ from tailrace.ledger.sqlite.tail import Tail
 
 
 class Residents:
-    """Tails by stream id and by sid. Other streams can be loaded from storage."""
+    """The tails in memory, by stream id and by sid; `get` loads other streams from storage."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class Residents:
         self._loading = asyncio.Lock()
         self.removing: set[int] = set()  # sids of streams that a commit in flight removes
         self.touched: dict[int, int] = {}  # expiries that are not stored yet (Unix ms), by sid
-        # Kinds of streams for which no space is left: their streams can only end.
+        # Kinds of streams for which no space is left: streams of these kinds can only end.
         self.spent: set[StreamKind] = set()
         self.tails: dict[bytes, Tail] = {}
         self.by_sid: dict[int, Tail] = {}
@@ -42,7 +42,7 @@ class Residents:
     # ---- coming and going ----
 
     async def get(self, stream: bytes) -> Tail:
-        """Return the tail of a stream, loaded if necessary.
+        """Return the tail of a stream, after loading it from storage if necessary.
 
         Raises:
             NotFound: There is no such stream.
@@ -61,7 +61,7 @@ class Residents:
         return tail
 
     async def adopt(self, row: StreamRow) -> Tail:
-        """Create the tail of a stored stream, after its last segment."""
+        """Create the tail of a stored stream; it begins after the stream's last segment."""
         covered, size = await self._storage.covered(row.sid), 0
         if not row.ended:  # only streams without an end have a limit on their bytes
             size = await self._storage.maintenance.stored_bytes(row.sid)
@@ -127,7 +127,10 @@ class Residents:
                 self.forget(self.by_sid[sid])
 
     def _count(self, tail: Tail, commit: Commit) -> None:
-        """Keep the usage of a stream that is removed before its end became a segment."""
+        """Add the usage of a removed stream to a commit, if the stream's end is not in a segment.
+
+        Usage is usually stored with the segment that has the StreamEnd.
+        """
         if tail.end_accepted and tail.accepted > tail.stored and (usage := tail.usage()):
             commit.usage.append(usage)
 
@@ -193,9 +196,9 @@ class Residents:
         tail.fit(self._max_stream_bytes, spent=tail.info.kind in self.spent)
 
     def long_running(self, frames: int) -> list[tuple[int, int]]:
-        """Return (sid, index after its segments) of each running stream with enough stored frames.
+        """Return running streams that have at least `frames` frames in segments.
 
-        It must have at least `frames` frames in segments.
+        The result has the sid of each, and the index after its last segment.
         """
         tails = self.by_sid.values()
         return [(t.sid, t.stored) for t in tails if t.stored >= frames and not t.end_accepted]
@@ -209,6 +212,6 @@ class Residents:
         )
 
     def unstored_bytes(self, kind: StreamKind) -> int:
-        """Return the bytes of a kind's streams that are not in segments yet."""
+        """Return the total bytes of frames that streams of a kind do not have in segments yet."""
         tails = self.by_sid.values()
         return sum(tail.unstored_bytes for tail in tails if tail.info.kind is kind)

@@ -21,9 +21,9 @@ from tailrace.ledger.sqlite.tail import Tail
 READ_SEGMENTS = 64
 """Maximum segments per storage read."""
 FRAMES_PER_SEGMENT = 64
-"""Assumed minimum of frames per segment; a short read computes from it how many segments to read.
+"""Assumed minimum number of frames in a segment, so that a short read fetches few segments.
 
-Segments of tokens have about 220.
+Segments of tokens have about 220 frames.
 """
 REMEMBERED = 8
 """Maximum decompressed cold segments in the cache; each has about 120 KB."""
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class Replay:
-    """Reads streams of the ledger that owns the tails; raises `Damaged` for a damaged stream."""
+    """Reads streams from their tails and from storage; raises `Damaged` for a damaged stream."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -72,7 +72,7 @@ class Replay:
     async def _stored(self, tail: Tail, sid: int, start: int, limit: int) -> list[SegmentRow]:
         """Return consecutive segments with about `limit` records; the first contains `start`.
 
-        `sid` is the stream that has them: the tail's, or one that the tail's stream branches.
+        `sid` is the stream that stores these records: the tail's stream, or one that it branches.
         """
         most = min(READ_SEGMENTS, 2 + limit // FRAMES_PER_SEGMENT)
         try:

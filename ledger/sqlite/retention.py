@@ -1,8 +1,8 @@
 """Retention of a ledger file: removes expired streams in small steps that delay no producer.
 
-Ended streams are removed when they were not used for their TTL. If generations exceed their share
-of the file (`capacity.py`), the ones that expire soonest are removed early. One commit removes the
-stream itself; its segments are removed by many small commits, between those of producers.
+An ended stream is removed when it was not used for its TTL. If generations exceed their share of
+the file (`capacity.py`), the ended streams that expire soonest are removed early. One commit
+removes a stream's row; many small commits, between those of producers, remove its segments.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from tailrace.ledger.usage import DEFAULT_USAGE_RETENTION_S
 EXPIRE_STREAMS = 16
 """Maximum streams removed per commit, to keep each commit short."""
 RECLAIM_SEGMENTS = 8
-"""Segments of removed streams that one commit deletes: about half a millisecond."""
+"""Segments of removed streams that one commit deletes, which takes about half a millisecond."""
 VACUUM_PAGES = 16
-"""Free pages that one commit returns to the file system: about a quarter of a millisecond."""
+"""Free pages that one commit returns to the file system, which takes about 0.25 ms."""
 MAX_FREE_BYTES = 64 * MIB
 """Free bytes of the file beyond which free pages are returned before more segments are deleted.
 
-SQLite has to search the free pages, so many of them make it slow.
+SQLite searches its list of free pages, so a long list makes commits slow.
 """
 KEPT_FREE_BYTES = MIB
 """Free bytes that clean-up leaves in the file for new data."""
 KEPT_FREE_SHARE = 1 / 8
-"""Applies instead of KEPT_FREE_BYTES if this share of the file is larger."""
+"""Share of the file that clean-up leaves free instead, if it is larger than KEPT_FREE_BYTES."""
 MEASURE_BYTES = MIB
 """Bytes written between two checks of the file and its disk."""
 FULL_LOOK_S = 0.5
@@ -58,11 +58,11 @@ class RetentionSettings:
     """Settings of retention: sizes in bytes, times in seconds."""
 
     max_stream_bytes: int = 64 * MIB
-    """Maximum size of a stream. An append beyond it is refused; a StreamEnd never is."""
+    """Maximum size of a stream. An append beyond it is refused, except for a StreamEnd."""
     max_ledger_bytes: int | None = None
-    """Maximum size of the file without free pages; None: DISK_SHARE of the disk."""
+    """Maximum size of the file without its free pages; None means DISK_SHARE of the disk."""
     object_share: float = 0.25
-    """Share of objects: their values and their streams."""
+    """Share of the file that objects may use with their values and their streams."""
     cold_after_s: float = 600.0
     """Seconds without use after which an ended stream is compressed."""
     pause_s: float = 0.002
@@ -70,7 +70,10 @@ class RetentionSettings:
     usage_s: float = DEFAULT_USAGE_RETENTION_S
     """Seconds for which the usage of a stream is kept after its end."""
     full_disk_grace_s: float = 30.0
-    """Seconds for which running generations are paused while the disk is full, before they end."""
+    """Maximum seconds for which running generations are paused because the disk is full.
+
+    After that they can only end.
+    """
 
 
 class Retention:
@@ -107,7 +110,7 @@ class Retention:
     # ---- space ----
 
     async def measure(self) -> None:
-        """Measure the file, the objects' share of it, and the free space on its disk."""
+        """Measure the file and the free space on its disk; count the objects' bytes if needed."""
         if self._room.is_contested(self._maintenance.sizes()):
             await self._count_objects()
         self._look()
@@ -127,7 +130,7 @@ class Retention:
             self._look_unless_away()
 
     def objects_grew(self, size: int) -> None:
-        """Record that objects have stored `size` more bytes: frames, values, streams."""
+        """Record that objects store `size` more bytes of frames, values and streams."""
         self._room.object_bytes += size
         self._grown += size
         if self._grown >= MEASURE_BYTES:
@@ -191,7 +194,7 @@ class Retention:
     def shortage(self) -> str | None:
         """Return why new generations are refused, or None.
 
-        None is also returned if removing other streams can help.
+        None is also returned if removing other streams can end the shortage.
         """
         self._look_unless_away()
         shortage = self._shortages[StreamKind.GENERATION]
@@ -206,7 +209,7 @@ class Retention:
         return kind in self._residents.spent
 
     async def find_room(self, kind: StreamKind) -> None:
-        """Check again; if needed and useful, remove ended generations early."""
+        """Check the space again; if it is short and that helps, remove ended generations early."""
         self._look()
         if not self.has_room(kind):
             await self.measure()
@@ -217,7 +220,7 @@ class Retention:
         """Check that there is space for a new stream of a kind.
 
         Raises:
-            LedgerFull: There is none.
+            LedgerFull: There is no space.
         """
         shortage = self._shortages[kind]
         if shortage is not None:
@@ -226,7 +229,7 @@ class Retention:
     # ---- removing ----
 
     async def sweep(self) -> int:
-        """Remove expired streams, and more if space is short; return the number of streams."""
+        """Remove expired streams, and others early if space is short; return their number."""
         self._maintenance.check()
         removed = await self._remove_expired(self._now_ms())
         await self._forget_usage(self._now_ms())
@@ -255,7 +258,7 @@ class Retention:
         return removed
 
     async def _forget_usage(self, now: int) -> None:
-        """Delete the usage of streams that have ended too long ago."""
+        """Delete the usage of streams that ended before the retention time of usage."""
         before = now - int(self._settings.usage_s * 1000)
         while streams := await self._storage.old_usage(before, EXPIRE_STREAMS):
             self._commits.forming.commit.forgotten += streams
@@ -270,7 +273,7 @@ class Retention:
     async def _make_room(self) -> int:
         """Remove the ended streams that expire soonest until generations are below their limit.
 
-        Remove none if that cannot end the shortage.
+        Remove no stream if removal cannot end the shortage.
         """
         room, kind = self._room, StreamKind.GENERATION
         async with self._making_room:

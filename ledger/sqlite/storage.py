@@ -1,7 +1,7 @@
 """The interface of the storage below a ledger: atomic commits and reads.
 
-A `Commit` has all changes of one group commit. A storage applies it entirely or not at all. The
-ledger decides its content and never has two in flight.
+A `Commit` has all changes of one group commit. A storage applies a commit entirely or not at all.
+The ledger decides what a commit has, and never has two commits in flight.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ObjectRow(NamedTuple):
 
 
 class ValueChange(NamedTuple):
-    """A change of an object's values: None as `value` deletes it, None as `name` deletes all."""
+    """A change of an object's values: None as `value` deletes one value, None as `name` all."""
 
     oid: int
     name: str | None
@@ -63,11 +63,11 @@ class ValueChange(NamedTuple):
 
 @dataclass(slots=True)
 class Commit:
-    """The changes of one group commit. `log` is row `seq` of the log, unless it is empty.
+    """The changes of one group commit. If `log` is not empty, it becomes row `seq` of the log.
 
-    A `removed` stream is gone with the commit; later commits delete its segments, as `reclaim`
-    says, unless a branch refers to them. The segments in `replaced` are deleted before those in
-    `segments` are stored.
+    A stream in `removed` can no longer be read after the commit. Commits with `reclaim` delete its
+    segments later, unless a branch refers to them. The segments in `replaced` are deleted before
+    those in `segments` are stored.
     """
 
     seq: int = 0
@@ -79,7 +79,7 @@ class Commit:
     parts: list[tuple[int, Part]] = field(default_factory=list)
     # New streams that have an identity, as (identity, sid).
     answers: list[tuple[bytes, int]] = field(default_factory=list)
-    epochs: list[tuple[int, int]] = field(default_factory=list)  # changes: (new epoch, sid)
+    epochs: list[tuple[int, int]] = field(default_factory=list)  # changed epochs: (new epoch, sid)
     segments: list[SegmentRow] = field(default_factory=list)
     # Streams whose StreamEnd is in a segment now, as (expiry in Unix ms, sid).
     ended: list[tuple[int, int]] = field(default_factory=list)
@@ -91,7 +91,7 @@ class Commit:
     # Segments to delete, as (sid, index of the first record, index after the last one).
     replaced: list[tuple[int, int, int]] = field(default_factory=list)
     cold: list[int] = field(default_factory=list)  # sids of streams with only cold segments
-    usage: list[Usage] = field(default_factory=list)  # rows of streams that have ended
+    usage: list[Usage] = field(default_factory=list)  # usage rows of streams that have ended
     # Changes of usage, as (output tokens that readers have got, stream id).
     delivered: list[tuple[int, bytes]] = field(default_factory=list)
     forgotten: list[bytes] = field(default_factory=list)  # streams whose usage is deleted
@@ -117,7 +117,7 @@ class Commit:
 
 
 class Storage(Protocol):
-    """The storage of a ledger. After a failed write all later ones raise `LedgerFailed`."""
+    """The storage of a ledger. After a failed write all later writes raise `LedgerFailed`."""
 
     @property
     def name(self) -> str:
@@ -150,14 +150,14 @@ class Storage(Protocol):
     async def unfinished(self, kind: int) -> list[tuple[int, bytes]]:
         """Return (sid, id) of the streams that are not marked as ended, oldest first.
 
-        Their end may still be in the log.
+        The StreamEnd of some of them may be in the log, not yet in a segment.
         """
 
     async def covered(self, sid: int) -> int:
         """Return the index after the stream's last segment."""
 
     async def parts(self, sid: int) -> tuple[Part, ...]:
-        """Return the parts that a stream inherits, in order; none for most streams."""
+        """Return the parts of a branch, in order; empty for a stream that is no branch."""
 
     async def answer(self, identity: bytes) -> bytes | None:
         """Return the id of the newest stream with this identity that is marked as ended."""
@@ -178,10 +178,10 @@ class Storage(Protocol):
         """Return at most `limit` sids of expired streams, earliest first."""
 
     async def usage(self, query: UsageQuery) -> UsageSums:
-        """Return the sums of a query over the stored rows."""
+        """Return the sums that a query requests, over the stored usage."""
 
     async def old_usage(self, before_ms: int, limit: int) -> list[bytes]:
-        """Return streams that ended before `before_ms` and whose usage is stored, oldest first."""
+        """Return streams with stored usage that ended before `before_ms`, oldest first."""
 
     async def object_row(self, key: ObjectKey) -> ObjectRow | None: ...
 
@@ -227,14 +227,14 @@ class Maintenance(Protocol):
     """
 
     def check(self) -> None:
-        """Check that the file is still the one that was opened.
+        """Check that the path still leads to the file that was opened.
 
         Raises:
-            LedgerFailed: Later openers would not find what is written now.
+            LedgerFailed: The file was moved or deleted, so a later start would not find its data.
         """
 
     def sizes(self) -> Sizes:
-        """Return the current sizes; takes some ten microseconds.
+        """Return the current sizes, which takes some ten microseconds.
 
         Raises:
             LedgerAway: The file cannot be measured.
@@ -245,13 +245,13 @@ class Maintenance(Protocol):
         """Approximate bytes that commits have written so far; never decreases."""
 
     async def object_bytes(self) -> int:
-        """Estimate the bytes of objects' streams and values; reads all of their rows."""
+        """Estimate the bytes of objects' streams and values by reading all of their rows."""
 
     async def stored_bytes(self, sid: int) -> int:
         """Return the bytes of a stream's segments."""
 
     async def to_pack(self, before_ms: int, limit: int) -> list[int]:
-        """Return ended streams that were not used since `before_ms` and are not cold."""
+        """Return the sids of ended, not yet cold streams, unused since `before_ms` (Unix time)."""
 
     async def checkpoint(self, *, cut: bool) -> None:
         """Checkpoint the WAL; the database file has its new size only after the next commit.

@@ -44,7 +44,7 @@ A single larger frame has a segment of its own.
 MAX_TAIL_BATCHES = 600
 """Number of log rows after which a tail becomes a segment, however small it is.
 
-Otherwise a slow stream would keep all later rows of the log from being pruned.
+Otherwise a slow stream would prevent the pruning of all later log rows.
 """
 
 
@@ -52,7 +52,8 @@ MAX_KNOWN_HEADS = 4096
 _sizes: dict[bytes, int] = {}
 """Cache of valid frame beginnings: maps a frame's header and tag to the frame's size in bytes.
 
-A frame in the cache is not a StreamEnd and needs no further check. Nearly all tokens are in it.
+A frame whose beginning is in the cache, as for nearly all Tokens, is not a StreamEnd and needs no
+further check.
 """
 _header = struct.Struct("<I").unpack_from
 
@@ -75,14 +76,14 @@ class Tail:
     ids: list[tuple[int, ...]] = field(default_factory=list)
     # Data that the producer stored with a record (`Record.extra`), by the record's index.
     extras: dict[int, bytes] = field(default_factory=dict)
-    unstored_bytes: int = 0  # bytes of the frames from index `stored` on
+    unstored_bytes: int = 0  # total bytes of the frames from index `stored` on
     oldest_seq: int = 0  # number of the log row that has the frame at index `stored`
     # True if the tail was read since the last sweep. Appends are detected by `swept` instead.
     used: bool = True
     swept: int = 0  # value of `accepted` at the last sweep
     in_commit: int = 0  # number of epoch changes that are not stored yet
     stored_bytes: int = 0  # bytes of the stream's segments
-    room: int = sys.maxsize  # maximum of `unstored_bytes`
+    room: int = sys.maxsize  # maximum of `unstored_bytes`; an append beyond it is refused
     parts: tuple[Part, ...] = ()  # where the inherited records of a branch are
     delivered_tokens: int = 0  # output tokens that were delivered after the end was stored
     spent: bool = False  # True if `room` is negative because the ledger is full
@@ -108,7 +109,7 @@ class Tail:
 
         Raises:
             Conflict: The stream has ended.
-            StaleEpoch: Another producer has replaced this one.
+            StaleEpoch: Another producer has replaced the one that appends.
             WrongIndex: `index` is not the next index.
             FrameError: The frame is malformed.
             TooLarge: The record or the stream would be too large.
@@ -151,7 +152,7 @@ class Tail:
         )
 
     def fit(self, max_stream_bytes: int, *, spent: bool) -> None:
-        """Limit the stream to the available room; its end always fits."""
+        """Limit the stream's size; with `spent` it can only end. A StreamEnd is always accepted."""
         self.spent = spent
         self.room = -1 if spent else max_stream_bytes - self.stored_bytes
 
@@ -237,9 +238,9 @@ class Tail:
         """Record that all frames before `until` are in segments.
 
         The frames of a watched stream's last segment stay in memory, so that readers that are
-        slightly behind need not read from storage. They do not stay if the tail became a segment
-        only because of its age: then readers are probably up to date, and there may be many such
-        streams.
+        slightly behind need not read from storage. If the tail became a segment only because of
+        its age, these frames do not stay: the readers are probably up to date, and there may be
+        many such streams.
         """
         keep_from = self.stored if self.watchers and self.is_due else until
         del self.frames[: keep_from - self.first], self.ids[: keep_from - self.first]
