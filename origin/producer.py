@@ -118,7 +118,8 @@ class End:
 
     `total_tokens` is the number of generated tokens, `prompt_tokens` that of the input; both are 0
     if tokens are not counted. `reasoning_tokens` of the generated tokens were reasoning, and
-    `cached_tokens` of the input came from a cache.
+    `cached_tokens` of the input came from a cache. `message` says why the stream failed or was
+    filtered; with the reason STOP it is the stop sequence of the request that ended the text.
     """
 
     reason: FinishReason = FinishReason.STOP

@@ -182,7 +182,7 @@ async def chat(
         print(_document(stream, viewer.text, end, summary))
         return end.finish_reason not in FAILURES
     print(flush=True)
-    if end.message:
+    if end.message and end.finish_reason is not FinishReason.STOP:
         notes.print(end.message, style="red")
     notes.print(str(summary), style="dim")
     return end.finish_reason not in FAILURES

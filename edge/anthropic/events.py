@@ -45,6 +45,8 @@ STOP_REASON = {
     FinishReason.TOOL_CALLS: "tool_use",
 }
 """Maps our reasons to Anthropic's `stop_reason`. Every other reason is an error in that API."""
+STOP_SEQUENCE = "stop_sequence"
+"""The `stop_reason` of text that ended at a stop sequence; the message of its end names it."""
 CANCELLED = "cancelled"
 """The `stop_reason`, unknown to Anthropic, of a message that was cancelled and is read later."""
 
@@ -347,7 +349,10 @@ class StreamedMessage:
         details = None
         if end is not None and end.finish_reason is FinishReason.FILTERED:
             details = {"type": "refusal", "category": None, "explanation": end.message}
-        return {"stop_reason": reason, "stop_sequence": None, "stop_details": details}
+        sequence = None
+        if end is not None and end.finish_reason is FinishReason.STOP and end.message is not None:
+            reason, sequence = STOP_SEQUENCE, end.message
+        return {"stop_reason": reason, "stop_sequence": sequence, "stop_details": details}
 
     def _usage(self) -> Fields:
         """Return the token counts. Cached tokens are not counted separately."""

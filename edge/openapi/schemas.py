@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from tailrace.edge.ai_sdk import ChatBody as AiSdkChatBody
 from tailrace.edge.anthropic.events import CANCELLED as MESSAGE_CANCELLED
 from tailrace.edge.anthropic.events import PREFIX as MESSAGE_PREFIX
-from tailrace.edge.anthropic.events import STOP_REASON
+from tailrace.edge.anthropic.events import STOP_REASON, STOP_SEQUENCE
 from tailrace.edge.anthropic.request import CANNOT as NO_MESSAGE_FIELDS
 from tailrace.edge.anthropic.request import MessagesBody
 from tailrace.edge.generate.schema import BranchBody, GenerateBody, SteerBody
@@ -176,7 +176,8 @@ _EVENTS = {
     "Token": "A piece of the text. It is the plain event, without an `event:` line.",
     "ScoredToken": "A piece of the text, with the scores of its tokens: the plain event of a"
     " request for `logprobs`.",
-    "StreamEnd": "The stream has ended. This is its last event.",
+    "StreamEnd": "The stream has ended. This is its last event. With `finish_reason` `stop`,"
+    " `message` is the stop sequence that ended the text.",
     "Classification": "A label, and the model's confidence in it.",
     "Embedding": "A vector.",
     "Chunk": "A piece of bulk output; `data` is base64.",
@@ -548,7 +549,7 @@ def _messages() -> Schemas:
         "cache_creation_input_tokens": described("Not counted: always 0.", COUNT),
         "cache_read_input_tokens": described("Not counted: always 0.", COUNT),
     }
-    reasons = {"enum": [*STOP_REASON.values(), MESSAGE_CANCELLED, None]}
+    reasons = {"enum": [*STOP_REASON.values(), STOP_SEQUENCE, MESSAGE_CANCELLED, None]}
     message = {
         "id": {"type": "string", "pattern": f"^{MESSAGE_PREFIX}[0-9a-f]{{32}}$"},
         "type": const("message"),
@@ -556,7 +557,7 @@ def _messages() -> Schemas:
         "model": STRING,
         "content": array(block),
         "stop_reason": reasons,
-        "stop_sequence": {"type": "null"},
+        "stop_sequence": nullable(STRING),
         "stop_details": nullable(ANY_OBJECT),
         "usage": record("Token counts.", usage),
     }

@@ -280,6 +280,8 @@ class Transcript:
             reason = FinishReason.TOOL_CALLS
         if self._gate.reason is not None and reason in (FinishReason.STOP, FinishReason.LENGTH):
             reason, message = self._gate.reason, self._gate.message
+        if reason is FinishReason.STOP:
+            message = self._stops.matched
         frame = StreamEnd(
             total_tokens=self.total_tokens,
             finish_reason=reason,
@@ -424,28 +426,35 @@ class StopMatcher:
     """Holds back text while it may be the beginning of a stop sequence.
 
     The text before a stop sequence is released, the sequence never. The result depends on the text
-    alone, not on its division into tokens. Once `matched`, the text from the first stop sequence on
-    is dropped, and nothing is released any more.
+    alone, not on its division into tokens. Once a sequence has `matched`, the text from there on is
+    dropped, and nothing is released any more.
+
+    Attributes:
+        matched: The stop sequence that was found, or None so far.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]
         self._held = ""
-        self.matched = False
+        self.matched: str | None = None
 
     def feed(self, text: str) -> str:
         """Return the text that certainly belongs to no stop sequence."""
-        if self.matched or not self._stops:
-            return "" if self.matched else text
+        if self.matched is not None:
+            return ""
+        if not self._stops:
+            return text
         self._held += text
         found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
-        self.matched = bool(found)
-        # If the text contains several stop sequences, the one that ends first counts, since it
-        # would also be found first if the text came in small pieces. Of those that end at the same
-        # place, the longest counts.
-        certain = min(found)[1] if found else len(self._held) - self._suspect_length()
-        released = self._held[:certain]
-        self._held = "" if self.matched else self._held[certain:]
+        if found:
+            # If the text contains several stop sequences, the one that ends first counts, since it
+            # would also be found first if the text came in small pieces. Of those that end at the
+            # same place, the longest counts.
+            end, start = min(found)
+            released, self.matched, self._held = self._held[:start], self._held[start:end], ""
+            return released
+        certain = len(self._held) - self._suspect_length()
+        released, self._held = self._held[:certain], self._held[certain:]
         return released
 
     def flush(self) -> str:

@@ -17,7 +17,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -160,7 +160,7 @@ class Upstream:
                             break
                         said.add(piece)
                         yield piece
-                yield _end(call, said, before)
+                yield _end(call, said, before, recipe.stop)
                 return
             except TailraceError as error:
                 if (end := self._give_up(error, said)) is not None:
@@ -207,21 +207,23 @@ def _is_over(call: UpstreamCall, said: _Said, before: _Said, max_tokens: int) ->
     return max(said.made + 1, before.made + counted) > max_tokens
 
 
-def _end(call: UpstreamCall, said: _Said, before: _Said) -> End:
+def _end(call: UpstreamCall, said: _Said, before: _Said, stops: Sequence[str]) -> End:
     """Return the end that the server reports.
 
     `before` has the counts at the beginning of this call. The server counts the text that the
-    stream had then as part of the prompt.
+    stream had then as part of the prompt. `stops` are the stop sequences of the request.
     """
     assert call.finish is not None  # without a finish reason pieces() raises an error
     usage, finish = call.usage, call.finish
     # For required tool calls some servers report STOP as the finish reason.
     if said.calls and finish is FinishReason.STOP:
         finish = FinishReason.TOOL_CALLS
+    stop = call.stop if finish is FinishReason.STOP and call.stop in stops else None
     if usage is None:
-        return End(finish, total_tokens=said.made)
+        return End(finish, total_tokens=said.made, message=stop)
     return End(
         finish,
+        message=stop,
         total_tokens=before.made + usage.completion_tokens,
         prompt_tokens=max(0, usage.prompt_tokens - before.texts),
         cached_tokens=usage.cached_tokens,

@@ -177,7 +177,7 @@ def _logprobs(recipe: Recipe) -> dict[str, tuple[object, object]]:
 
 
 class UpstreamCall:
-    """A call, with `finish` once the answer's text is complete, and `usage` if reported.
+    """A call, with `finish` once the answer's text is complete, and `stop` and `usage` if reported.
 
     Keep-alive messages of the server do not count as tokens.
     """
@@ -193,6 +193,7 @@ class UpstreamCall:
         """Prepare a call; `trace` is the traceparent header to send."""
         self._headers = {} if trace is None else {"traceparent": trace}
         self.finish: FinishReason | None = None
+        self.stop: str | None = None
         self.usage: Usage | None = None
         self._client = client
         self._url = url
@@ -222,7 +223,7 @@ class UpstreamCall:
                         # does not count.
                         self._wait(self._config.upstream_between_tokens_s)
                     if reply.finish is not None and self.finish is None:
-                        self.finish = reply.finish
+                        self.finish, self.stop = reply.finish, reply.stop
                         self._wait(AFTER_FINISH_S)
                     if reply.done:
                         self.finish = self.finish or FinishReason.STOP

@@ -43,6 +43,9 @@ FINISH = {
 }
 """Our finish reasons for those of servers. Names that are not listed, such as stop or eos, count as
 STOP."""
+STOPPED_BY = ("stop_reason", "matched_stop")
+"""Fields in which vLLM and SGLang give the stop sequence, or the id of the token, that ended the
+answer."""
 BROKEN = frozenset(("abort", "aborted", "cancelled", "error"))
 """Finish reasons of servers that gave up in the middle."""
 WORTH_ANOTHER_TRY = frozenset((408, 425, 429))
@@ -212,8 +215,9 @@ class Usage:
 class Reply:
     """The meaning of one event.
 
-    `done` is True for the event that marks the end of the answer. All fields of a keep-alive are
-    empty. The tool calls in `calls` have the server's numbers, not ours.
+    `done` is True for the event that marks the end of the answer. `stop` is the text that ended the
+    answer, if the server names it. All fields of a keep-alive are empty. The tool calls in `calls`
+    have the server's numbers, not ours.
     """
 
     text: str = ""
@@ -223,6 +227,7 @@ class Reply:
     reasoning: str = ""
     scores: tuple[TokenScores, ...] = ()
     calls: tuple[CallPiece, ...] = ()
+    stop: str | None = None
 
 
 def read_reply(event: ServerEvent) -> Reply:
@@ -235,7 +240,7 @@ def read_reply(event: ServerEvent) -> Reply:
     choices = said.get("choices")
     if not isinstance(choices, list):
         raise rubbish("an event without choices")
-    text, reasoning, finish = "", "", None
+    text, reasoning, finish, stop = "", "", None, None
     scores: tuple[TokenScores, ...] = ()
     calls: tuple[CallPiece, ...] = ()
     for choice in choices:
@@ -247,8 +252,9 @@ def read_reply(event: ServerEvent) -> Reply:
             scores += read_scores(choice.get("logprobs"))
             calls += _calls(choice)
             finish = finish or _finish(choice.get("finish_reason"))
+            stop = stop or _stop(choice)
     usage = _usage(said.get("usage"))
-    return Reply(text, finish, usage, reasoning=reasoning, scores=scores, calls=calls)
+    return Reply(text, finish, usage, reasoning=reasoning, scores=scores, calls=calls, stop=stop)
 
 
 def refusal(status: int, body: bytes, retry_after: str = "") -> TailraceError:
@@ -352,6 +358,12 @@ def _finish(reason: object) -> FinishReason | None:
     if reason in BROKEN:
         raise Unavailable(f"the upstream server gave up: {reason}", code="upstream_failed")
     return FINISH.get(reason, FinishReason.STOP)
+
+
+def _stop(choice: Mapping[str, Any]) -> str | None:
+    """Return the text that ended the answer; None where the server gives a token or nothing."""
+    said = (choice.get(name) for name in STOPPED_BY)
+    return next((value for value in said if value and isinstance(value, str)), None)
 
 
 def _usage(usage: object) -> Usage | None:

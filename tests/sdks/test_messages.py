@@ -117,6 +117,21 @@ async def test_a_text_is_the_same_whole_streamed_and_cut_off_after_any_event(
     assert "'image' is not supported" in told["refusals"][2][3]
 
 
+async def test_a_stop_sequence_that_ended_the_text_is_named_also_after_a_resume(
+    house: House, client: httpx.AsyncClient, sdk: Script
+) -> None:
+    edge, other = (each.url for each in house.edges)
+    native = await client.post(f"{edge}/v1/generate", json=ASKED | FIXED)
+    text = native.json()["text"]
+    stop = text[len(text) // 2 :][:6]
+    asked = ASKED | {"stop_sequences": ["it never says this", stop]}
+    told = await sdk(edge, other, asked, FIXED)
+    assert told["broken"] == []
+    for message in (told["final"], told["whole"], told["again"]):
+        assert message["content"][0]["text"] == text[: text.index(stop)]
+        assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", stop)
+
+
 @pytest.mark.parametrize("thinks", [True, False])
 async def test_thinking_and_tools_are_assembled_by_the_helper(
     adder: list[Edge], sdk: Script, thinks: bool

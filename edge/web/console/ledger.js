@@ -93,7 +93,7 @@ function Facts({ data }) {
   const chosen = Object.entries(recipe.sampling).map(([name, value]) => `${words(name)} ${value}`);
   return html`<section class="card">
     <h2><span class="mono">${data.id}</span> <small><${State} kind=${state[0]}>${state[1]}<//></small></h2>
-    ${end?.message && html`<p class=${end.retryable ? "bad" : "soft"}>${end.message}</p>`}
+    ${end?.message && html`<p class=${end.retryable ? "bad" : "soft"}>${end.finish_reason === "stop" ? `Ended at the stop sequence ${JSON.stringify(end.message)}.` : end.message}</p>`}
     <dl class="stats">
       <${Stat} name="Tokens">${count(end ? end.total_tokens : live?.tokens)}<//>
       <${Stat} name="Prompt tokens">${count(recipe.prompt_tokens)}<//>

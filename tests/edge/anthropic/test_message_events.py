@@ -246,6 +246,16 @@ def test_arguments_that_are_not_json_do_no_harm(piece: str) -> None:
     assert [block["input"] for block in document["content"]] == [{}, {}]
 
 
+def test_text_that_ended_at_a_stop_sequence_names_the_sequence() -> None:
+    frames = (Token("Once", 0), StreamEnd(5, FinishReason.STOP, 1, 3, "\n\n"))
+    events = parsed(body_of(opened(), *frames))
+    stopped = {"stop_reason": "stop_sequence", "stop_sequence": "\n\n", "stop_details": None}
+    assert events[-2]["delta"] == stopped
+    assert parsed(body_of(opened(), *frames, after=3), first=4) == events[4:]
+    document = document_of(opened(), *frames)
+    assert document == document | stopped == collected(events)
+
+
 def test_a_filtered_answer_is_a_refusal_with_its_reason() -> None:
     frames = (Token("No", 0), ended(1, FinishReason.FILTERED))
     document = document_of(opened(), *frames)

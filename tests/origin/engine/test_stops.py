@@ -32,7 +32,7 @@ def test_a_stop_sequence_and_all_after_it_are_dropped() -> None:
 def test_the_earliest_of_several_stops_cuts() -> None:
     matcher = StopMatcher(["three", "two"])
     assert feed_all(matcher, "one two three") == ["one "]
-    assert matcher.matched
+    assert matcher.matched == "two"
 
 
 def test_a_stop_that_begins_inside_a_false_start_is_found() -> None:
@@ -63,6 +63,7 @@ def test_a_stop_inside_the_text_of_one_token_counts_before_a_longer_one_around_i
 def test_of_two_stops_that_end_together_the_longer_one_cuts() -> None:
     matcher = StopMatcher(["bc", "abc"])
     assert feed_all(matcher, "xabc") == ["x"]
+    assert matcher.matched == "abc"
 
 
 def test_after_a_flush_the_text_before_is_no_part_of_a_stop() -> None:
@@ -87,7 +88,8 @@ def test_what_comes_out_is_the_text_before_the_first_stop_to_be_completed(
     matcher = StopMatcher(stops)
     out = "".join(feed_all(matcher, *texts))
     expected = before_the_first_stop_to_be_complete("".join(texts), stops)
-    assert matcher.matched == (expected is not None)
+    assert (matcher.matched is not None) == (expected is not None)
+    assert matcher.matched is None or matcher.matched in stops
     assert out + matcher.flush() == ("".join(texts) if expected is None else expected)
 
 

@@ -158,6 +158,13 @@ def test_a_stop_sequence_across_tokens_is_not_emitted() -> None:
     emissions = play(start(stop=("x ran",)), ids_of("The fox ran over"))
     assert text_of(emissions) == "The fo"
     assert end_of(emissions).finish_reason is FinishReason.STOP
+    assert end_of(emissions).message == "x ran"
+
+
+def test_an_end_by_the_model_itself_names_no_stop_sequence() -> None:
+    emissions = play(start(stop=("y",)), [*ids_of("fox"), END_ID])
+    assert end_of(emissions).finish_reason is FinishReason.STOP
+    assert end_of(emissions).message is None
 
 
 def test_text_held_for_a_stop_sequence_comes_out_when_the_run_ends() -> None:

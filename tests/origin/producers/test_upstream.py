@@ -139,6 +139,15 @@ async def test_a_chat_passes_its_messages_and_all_that_was_asked_for(
     assert {name: asked.body[name] for name in more} == more | {"stop": ["x"]}
 
 
+async def test_the_stop_sequence_that_a_server_names_is_that_of_the_end() -> None:
+    for named, expected in (("x", "x"), ("other", None)):
+        choice = {"index": 0, "text": "", "finish_reason": "stop", "stop_reason": named}
+        said = STREAM_HEAD + completion("a") + event({"choices": [choice]}) + DONE
+        async with serving(said) as server:
+            made = await asked_of(server, request(stop=("x",)))
+        assert made[-1] == StreamEnd(1, FinishReason.STOP, 1, 0, expected)
+
+
 SAID_BY_US = {"model", "prompt", "stream", "stream_options", "max_tokens"}
 
 

@@ -20,6 +20,12 @@ def chunk(delta: object = None, finish: object = None, **more: object) -> dict[s
     return {"choices": [{"index": 0, "delta": delta, "finish_reason": finish}], **more}
 
 
+def stopped_by(name: str, value: object) -> dict[str, Any]:
+    """Return the last chunk of a server that says what ended its answer."""
+    choice = {"index": 0, "delta": {}, "finish_reason": "stop", name: value}
+    return {"choices": [choice]}
+
+
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
@@ -40,6 +46,9 @@ def chunk(delta: object = None, finish: object = None, **more: object) -> dict[s
         ({"choices": [], "usage": {"prompt_tokens": -1, "completion_tokens": True}}, Reply()),
         (chunk({"content": "end"}, "length"), Reply("end", FinishReason.LENGTH)),
         (chunk({}, "stop"), Reply(finish=FinishReason.STOP)),
+        (stopped_by("stop_reason", "END"), Reply(finish=FinishReason.STOP, stop="END")),
+        (stopped_by("matched_stop", "END"), Reply(finish=FinishReason.STOP, stop="END")),
+        (stopped_by("stop_reason", 128009), Reply(finish=FinishReason.STOP)),
         (chunk({}, "content_filter"), Reply(finish=FinishReason.FILTERED)),
         (chunk({}, "tool_calls"), Reply(finish=FinishReason.TOOL_CALLS)),
     ],
