@@ -23,9 +23,9 @@ from tailrace.ledger.sqlite.disk.work_thread import WorkThread
 CHECKPOINT_PAGES = 4_096
 """Number of new WAL pages (4 KiB each) after which a checkpoint begins."""
 CHECKPOINT_REST_PAGES = 64
-"""Maximum number of pages that the writer itself moves at the end of a checkpoint."""
+"""Maximum number of pages that a checkpoint leaves for the writer to move at its end."""
 PATIENT_WAL_PAGES = 3 * CHECKPOINT_PAGES
-"""Minimum pages in the WAL with which the writer takes part in a checkpoint with `Finish.LATE`."""
+"""Number of pages in the WAL from which on the writer finishes checkpoints with `Finish.LATE`."""
 MAX_CHECKPOINT_PASSES = 5
 """Maximum background passes of a checkpoint; each has fewer pages to move than the one before."""
 
@@ -46,9 +46,9 @@ class Event(Enum):
     BEGUN = auto()
     NEARLY_MOVED = auto()
     STOPPED = auto()
-    """The background passes are over: everything is moved, or the rest stays in the WAL.
+    """The background passes are over: all pages are moved, or some pages stay in the WAL.
 
-    The rest stays if a reader needs it, the disk is full, or a checkpoint has failed.
+    Pages stay if a read transaction needs them, the disk is full, or a checkpoint has failed.
     """
     FINISHED = auto()
 
@@ -60,7 +60,7 @@ NEXT = {
     (Phase.MOVING, Event.STOPPED): Phase.IDLE,
     (Phase.FINISHING, Event.FINISHED): Phase.IDLE,
 }
-"""The next phase by phase and event. Any other event leaves the phase as it is."""
+"""Maps a phase and an event to the next phase. Any other event leaves the phase as it is."""
 
 
 class Finish(Enum):
@@ -75,7 +75,7 @@ class Finish(Enum):
     clean-up causes many checkpoints.
     """
     CUT = auto()
-    """The writer moves the last pages and cuts the WAL file off, if no reader needs it."""
+    """The writer moves the last pages and truncates the WAL file, if no reader needs the WAL."""
 
 
 class Checkpointer:
@@ -102,13 +102,13 @@ class Checkpointer:
         self._files = files
         self._writer = writer
         self._connection = connection
-        # Read something: before its first read a connection does not know the WAL, and a checkpoint
-        # would move nothing.
+        # Read anything: before its first read a connection does not know the WAL, and a checkpoint
+        # by it would move nothing.
         connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
         self._synced = synced
         self._thread = WorkThread("ledger-checkpoint")
         self._moving: asyncio.Task[None] | None = None
-        # Held while pages are moved and synced: the next move must know whether this one failed.
+        # Held while pages are moved and synced: the next move must know if the previous one failed.
         self._one_move = Lock()
 
     # ---- with the writer ----
@@ -120,7 +120,7 @@ class Checkpointer:
         self.pages = pages
 
     def begin_if_due(self) -> None:
-        """Begin a checkpoint if enough pages have come since the last one."""
+        """Begin a checkpoint if CHECKPOINT_PAGES have been added since the last one began."""
         if self.pages >= self._due_at and self._phase is not Phase.MOVING:
             self._begin()
 
@@ -131,11 +131,11 @@ class Checkpointer:
 
     @property
     def is_cutting(self) -> bool:
-        """True if the WAL file is cut off when the checkpoint is finished."""
+        """True if the WAL file is truncated when the checkpoint is finished."""
         return self._finish is Finish.CUT
 
     def finish(self) -> bool:
-        """Move the last pages by the writer's connection; return True if the WAL was cut off."""
+        """Move the last pages by the writer's connection; return True if the WAL was truncated."""
         # This may run in the writer's thread, while the event loop begins the next checkpoint.
         if not self._step(Event.FINISHED) or not self._one_move.acquire(blocking=False):
             return False
@@ -146,7 +146,7 @@ class Checkpointer:
             self._writer.set_busy_timeout(0)
             self._move(self._writer, mode)
         except (apsw.BusyError, apsw.FullError):
-            return False  # a reader needs pages of the WAL, or the disk is full
+            return False  # a read transaction needs pages of the WAL, or the disk is full
         finally:
             self._one_move.release()
             self._writer.set_busy_timeout(BUSY_TIMEOUT_MS)
@@ -155,9 +155,9 @@ class Checkpointer:
     # ---- for clean-up ----
 
     async def checkpoint(self, *, cut: bool) -> None:
-        """Copy the WAL into the database. The next commit moves the last pages.
+        """Move the WAL into the database, except for the last pages, which the next commit moves.
 
-        With `cut` that commit also truncates the WAL file.
+        With `cut` the next commit also truncates the WAL file.
         """
         if cut:
             self._finish = Finish.CUT
@@ -170,9 +170,9 @@ class Checkpointer:
             self._finish = Finish.SOON
 
     async def wait_for_checkpoint(self) -> None:
-        """Wait for a checkpoint in progress. Later checkpoints end with `Finish.LATE`.
+        """Wait for a checkpoint in progress, and let later checkpoints end with `Finish.LATE`.
 
-        That lasts until `checkpoint` has run. It does not replace a requested `Finish.CUT`.
+        They do so until the next call of `checkpoint`. A requested `Finish.CUT` stays.
         """
         if self._finish is Finish.SOON:
             self._finish = Finish.LATE
@@ -209,8 +209,8 @@ class Checkpointer:
         """Move the WAL while the writer goes on adding to it.
 
         SQLite syncs the database only in the checkpoint that moves the last page. The writer runs
-        that one on the event loop. To make it short, the pages moved so far are synced here, in the
-        background.
+        that checkpoint, on the event loop. To make it short, this method syncs the pages moved so
+        far in the background.
         """
         self._due_at = self.pages + CHECKPOINT_PAGES
         event = Event.STOPPED
@@ -220,13 +220,13 @@ class Checkpointer:
                 rest = self.pages - self.moved
                 if self._finish is Finish.LATE and self.pages < PATIENT_WAL_PAGES:
                     if rest > 0:
-                        continue  # between two commits, the next pass may move all pages
+                        continue  # the next pass may move all pages, if no commit comes meanwhile
                     break
                 if rest <= CHECKPOINT_REST_PAGES:
                     event = Event.NEARLY_MOVED
                     break
         except apsw.BusyError:
-            pass  # a reader still uses an old page of the database
+            pass  # a read transaction still uses an old page of the database
         except apsw.FullError:
             pass  # the pages stay in the WAL until the disk has space again
         except LedgerFailed:

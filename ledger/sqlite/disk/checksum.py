@@ -1,10 +1,10 @@
 """Checksums of single rows, so that damaged rows are detected.
 
 The blobs of log rows and segments contain their own checksums. Rows of streams, parts, objects,
-values and usage have a column `crc`. The `crc` of a stream is the XOR of two checksums: one of the
-columns that never change, one of the columns that do (its state). When the state changes,
-`restated` replaces the second one. So a change need not read the recipe, and earlier damage stays
-visible.
+values and usage have a column `crc`. The `crc` of a stream is the XOR of two checksums: one for the
+columns that never change, one for its state, the columns that do. When the state changes,
+`restated` replaces the second checksum. So a change of the state need not read the recipe, and if
+the row was damaged before, its `crc` still does not match.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _USAGE_TEXTS = ("tenant", "key", "model", "priority", "finish")
 
 
 def _columns(names: Sequence[str], texts: Sequence[str]) -> str:
-    """Return the SQL of the columns; texts are read as bytes, because damage may break UTF-8."""
+    """Return SQL that selects the columns, with texts as bytes, because damage may break UTF-8."""
     return ", ".join(f"CAST({name} AS BLOB)" if name in texts else name for name in names)
 
 
@@ -46,7 +46,10 @@ _FIXED_AT = [at for name, at in _AT.items() if name not in _STATE]
 
 
 def restated(**changed: str) -> str:
-    """Return the SQL of a stream's new `crc` when columns of its state change to these values."""
+    """Return SQL for the new `crc` of a stream whose state changes.
+
+    `changed` maps columns of the state to the SQL of their new values.
+    """
     new = ", ".join(changed.get(name, name) for name in _STATE)
     return f"restated(crc, sid, {', '.join(_STATE)}, {new})"
 
@@ -75,9 +78,10 @@ def _restated(*values: Any) -> int:
 
 
 def crc_of(values: Sequence[object]) -> int:
-    """Return the checksum of an `ObjectRow`, of a value's oid, name and bytes, or of a part.
+    """Return the checksum of the columns of a row; texts may be given as bytes.
 
-    Texts may be given as bytes.
+    The row is an `ObjectRow`, the oid, name and bytes of a value, or the sid, source and end of a
+    part.
     """
     crc = 0
     for value in values:
@@ -91,7 +95,7 @@ def crc_of(values: Sequence[object]) -> int:
 
 
 def checked_stream(row: Sequence[Any]) -> StreamRow:
-    """Return a stream from its row of `STREAM_COLUMNS`.
+    """Return the stream in a row with the columns STREAM_COLUMNS.
 
     Raises `Damaged` if the row does not match its checksum.
     """
@@ -105,14 +109,14 @@ def checked_stream(row: Sequence[Any]) -> StreamRow:
 
 
 def unchecked_stream(row: Sequence[Any]) -> StreamRow:
-    """Return a stream from a row that does not match its checksum, so its fields may be wrong."""
+    """Return the stream in a row that does not match its checksum; its fields may be wrong."""
     sid, stream, *rest, _ = row
     known = stream if isinstance(stream, bytes) else b""
     return StreamRow(*_decoded((sid, known, *rest), StreamRow._fields, _STREAM_TEXTS))
 
 
 def checked_object(row: Sequence[Any]) -> ObjectRow:
-    """Return an object from its row of `OBJECT_COLUMNS`.
+    """Return the object in a row with the columns OBJECT_COLUMNS.
 
     Raises `Damaged` if the row does not match its checksum.
     """
@@ -123,7 +127,7 @@ def checked_object(row: Sequence[Any]) -> ObjectRow:
 
 
 def checked_value(oid: int, row: Sequence[Any]) -> tuple[str, bytes]:
-    """Return the name and the value from a row of `VALUE_COLUMNS`.
+    """Return the name and the value in a row with the columns VALUE_COLUMNS.
 
     Raises `Damaged` if the row does not match its checksum.
     """
@@ -134,7 +138,7 @@ def checked_value(oid: int, row: Sequence[Any]) -> tuple[str, bytes]:
 
 
 def checked_part(sid: int, row: Sequence[Any]) -> Part:
-    """Return a part of stream `sid` from its row of source, end and crc.
+    """Return the part of the branch `sid` in a row with the columns source, end and crc.
 
     Raises `Damaged` if the row does not match its checksum.
     """
@@ -145,7 +149,7 @@ def checked_part(sid: int, row: Sequence[Any]) -> Part:
 
 
 def checked_usage(row: Sequence[Any]) -> Usage:
-    """Return the usage of a stream from its row of `USAGE_COLUMNS`.
+    """Return the usage of a stream in a row with the columns USAGE_COLUMNS.
 
     Raises `Damaged` if the row does not match its checksum.
     """

@@ -29,7 +29,7 @@ from tailrace.ledger.sqlite.encoding import upgraded_batch
 
 LEAST_SQLITE = (3, 51, 3)
 WAL_LIMIT_BYTES = 64 * 1024 * 1024
-"""Size to which the WAL file is truncated when it restarts."""
+"""Size in bytes to which the WAL file is truncated when the WAL restarts."""
 RENEWED_BYTES = 1 << 16
 """Number of bytes that `rewrite_wal` reads and writes at a time."""
 _TRANSIENT = (
@@ -43,9 +43,9 @@ _TRANSIENT = (
     apsw.FullError,
     MemoryError,
 )
-"""Errors of a read that are no sign of damage: a retry may succeed."""
+"""Errors of a read that do not mean damage: a retry may succeed."""
 _DAMAGED_IO = (apsw.SQLITE_IOERR_DATA, apsw.SQLITE_IOERR_CORRUPTFS)
-"""I/O errors that are a sign of damage: a checksum below SQLite did not match."""
+"""I/O errors that mean damage: a checksum of the VFS or the file system did not match."""
 
 log = structlog.get_logger("ledger")
 
@@ -99,7 +99,7 @@ def connect_reader(path: Path, vfs: str | None) -> apsw.Connection:
 
 
 def _refuse_old_sqlite() -> None:
-    """Refuse an old SQLite, to which a distribution's apsw may be linked."""
+    """Refuse an SQLite that is too old: a Linux distribution may link its apsw to one."""
     version = apsw.sqlite_lib_version()
     if tuple(map(int, version.split("."))) < LEAST_SQLITE:
         least = ".".join(map(str, LEAST_SQLITE))
@@ -112,8 +112,8 @@ def _refuse_old_sqlite() -> None:
 def _upgrade(writer: apsw.Connection, path: Path, version: int) -> None:
     """Bring a file of layout `version` up to date in one transaction.
 
-    The log rows of layout 6 are rewritten. Its segments stay as they are: their `coding` tells
-    readers the layout. Layout 7 lacks only the tables of branches and of usage.
+    The log rows of layout 6 are rewritten. The segments of layout 6 stay as they are, because their
+    `coding` says which layout they have. Layout 7 lacks only the tables of branches and of usage.
     """
     rows: list[Any] = []
     if version == 6:
@@ -137,9 +137,9 @@ def _pragma(connection: apsw.Connection, name: str) -> int:
 def rewrite_wal(writer: apsw.Connection, vfs: str | None, frames: int, page_bytes: int) -> None:
     """Rewrite and sync the first `frames` frames of the WAL in place, before the first checkpoint.
 
-    Linux marks pages as clean even if their sync failed, and another sync does not write them. If
-    the power failed during a checkpoint of such a WAL, the database could hold pages from the end
-    of the WAL, while the WAL on the disk breaks off before them.
+    Linux marks pages of a file as clean even if their sync failed, and another sync does not write
+    them. If the power failed during a checkpoint of such a WAL, the database could hold pages from
+    the end of the WAL, while the WAL on the disk breaks off before these pages.
     """
     if frames <= 0:
         return
@@ -155,12 +155,12 @@ def rewrite_wal(writer: apsw.Connection, vfs: str | None, frames: int, page_byte
 
 
 def skip_checkpoint_on_close(connection: apsw.Connection) -> None:
-    """Skip the checkpoint when the last connection closes: its pages may not be durable."""
+    """Skip the checkpoint when the last connection closes: pages of the WAL may not be durable."""
     connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
 
 
 class Lookups:
-    """Two connections that only read.
+    """Two connections that only read: one on the calling thread, one on a thread of its own.
 
     A read raises `Damaged` if the stored data is damaged, and `LedgerAway` if it failed for a
     reason that may pass: a lock, an I/O error, a lack of memory.
@@ -177,7 +177,7 @@ class Lookups:
         return self._local, self._reader
 
     def look(self, sql: str, values: Sequence[Any]) -> list[Any]:
-        """Return a few rows by index, without a thread, which would take longer than the lookup."""
+        """Return the few rows of an indexed lookup, which takes less time than using a thread."""
         return self._rows(self._local, sql, values)
 
     async def read(self, sql: str, values: Sequence[Any]) -> list[Any]:
@@ -245,7 +245,7 @@ class Snapshot:
 
     def wal_frames(self) -> int:
         """Return how many whole frames SQLite finds in the WAL. No snapshot may be open."""
-        # Read something: before its first read a connection does not know the WAL.
+        # Read anything: before its first read a connection does not know the WAL.
         self.connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
         frames, _ = self.connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
         return max(0, frames)
@@ -278,7 +278,7 @@ READ_ERRORS = (apsw.Error, MemoryError, UnicodeDecodeError)
 
 
 def read_error(path: Path, error: Exception) -> TailraceError:
-    """Convert the error of a read."""
+    """Convert the error of a read to `LedgerAway` if a retry may succeed, otherwise `Damaged`."""
     passes = isinstance(error, _TRANSIENT)
     if getattr(error, "extendedresult", None) in _DAMAGED_IO:
         passes = False

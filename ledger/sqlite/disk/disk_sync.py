@@ -1,9 +1,9 @@
 """Sync a file (fdatasync) without blocking the event loop, one sync at a time.
 
-On Linux a sync is requested by `io_submit` (IOCB_CMD_FDSYNC, since 4.18). The kernel reports its
-end by an eventfd that the loop watches. A thread would have to wake, take the interpreter's lock
-and wake the loop again, which takes as long as the sync of a fast disk. A thread is used only on
-other systems, or if the kernel or the file system does not support such requests.
+On Linux a sync is requested by `io_submit` (IOCB_CMD_FDSYNC, since Linux 4.18). The kernel reports
+the end of the sync by an eventfd that the event loop watches. A thread would have to wake, take the
+interpreter's lock and wake the loop again, which takes as long as the sync of a fast disk. A thread
+is used only on other systems, or if the kernel or the file system does not support such requests.
 
 Source: linux/aio_abi.h for the structures, io_submit(2) for the calls.
 """
@@ -44,7 +44,7 @@ class DiskSync(Protocol):
     """Syncs one file, so that earlier writes survive a power cut."""
 
     def begin(self) -> asyncio.Future[None]:
-        """Return a future that is done when the file is synced; its error comes from `Failed`."""
+        """Return a future that is done when the file is synced; a `Failed` converts its error."""
 
     async def close(self) -> None: ...
 

@@ -1,7 +1,7 @@
 """The SQLite file under a ledger: its connections and its statements.
 
 - One connection writes, on the event loop or in a thread, but never in both at once. A log row is
-  written on the loop and then synced, without a thread if the system supports that.
+  written on the event loop and then synced, without a thread if the system supports that.
 - Two connections read (`Lookups`).
 - One connection checkpoints the WAL in a thread of its own, concurrently with the writer. That is
   safe since SQLite 3.51.3. The wheels of apsw contain such a version; the system's may be older.
@@ -136,7 +136,7 @@ class SqliteFile(Queries):
     def commit_durably(self, commit: Commit, behind: Callable[[], Commit]) -> Awaitable[None]:
         if not commit.only_log or self._checkpointer.asks_writer or not self._wal.filled:
             return self._commit_in_thread(commit, behind())
-        # The log may be visible before it is durable, because no reader reads it.
+        # The row of the log may be visible before it is durable, because no reader reads the log.
         self._apply(commit, full=False)
         durable = self._wal_sync.begin()
         self._store_behind(behind())

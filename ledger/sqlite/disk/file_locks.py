@@ -27,14 +27,16 @@ def existing(path: Path) -> Path:
 def require_closed_here(path: Path) -> None:
     """Raise `ConfigError` if this process has the file at `path` open.
 
-    POSIX locks belong to a process, and closing any descriptor of a file drops all that the
-    process has on it (sqlite.org/howtocorrupt.html, 2.2). The owner of a ledger has a descriptor
-    besides SQLite's. Closing it would drop the locks of any other user of the file in this process.
+    POSIX locks belong to a process, and closing any descriptor of a file drops all locks that the
+    process has on that file (sqlite.org/howtocorrupt.html, 2.2). A ledger has a descriptor of its
+    file besides SQLite's. If the file were open twice in a process, closing one of the two ledgers
+    would drop the locks of the other.
     """
     with suppress(FileNotFoundError):  # a missing file is not open
         number = number_of(path.stat())
         for name in os.listdir(DESCRIPTORS):
-            with suppress(OSError):  # listdir's own descriptor is in the list, but closed by now
+            # The list has the descriptor that listdir itself used, which is closed by now.
+            with suppress(OSError):
                 if number_of(os.fstat(int(name))) == number:
                     raise ConfigError(
                         f"{path} is open in this process already",
@@ -79,7 +81,7 @@ def _lock(path: Path, locked: Path) -> int:
 
 
 def number_of(found: os.stat_result) -> tuple[int, int]:
-    """Return the identity of a file, independent of its name."""
+    """Return the device and inode of a file, which identify the file whatever its name."""
     return found.st_dev, found.st_ino
 
 

@@ -1,4 +1,4 @@
-"""Clean-up that keeps a ledger file small, in small slices with commits."""
+"""Clean-up that keeps a ledger file small: commits do it in small slices."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RECLAIM_BYTES = 128 * 1024
 """Maximum bytes of segments deleted in a slice; a larger single segment is deleted alone."""
 
 COUNTED_STREAMS = 256
-"""Streams per query that sums the sizes of segments, so that reads need not wait for long."""
+"""Streams per query that sums the sizes of segments; other reads wait while such a query runs."""
 COUNTED_OBJECTS = 1_024
 """Objects per query that sums the sizes of values."""
 
@@ -60,9 +60,9 @@ class SqliteMaintenance:
 
     When a stream is removed, its row is deleted at once, and its sid goes to the table `removed`.
     Its segments are deleted later, a few with each commit that has `reclaim`, also after a restart.
-    Segments that a branch refers to stay until the branch is removed, too.
-    Then free pages at the end of the file are returned to the file system, a few at a time
-    (`auto_vacuum = INCREMENTAL`). `descriptor` is an open descriptor of the file, for readahead.
+    Segments that a branch refers to stay until the branch is removed, too. Commits with `vacuum`
+    return free pages at the end of the file to the file system, a few at a time (`auto_vacuum =
+    INCREMENTAL`). `descriptor` is an open descriptor of the file, for readahead.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class SqliteMaintenance:
         """Do the slices of clean-up that a commit requests, in a transaction of their own.
 
         A damaged page stops clean-up until the next start. The other changes of the commit are
-        not affected, because they are stored before.
+        not affected, because they have been stored already, in another transaction.
         """
         if self._damage is not None:
             return

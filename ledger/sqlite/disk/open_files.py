@@ -35,7 +35,7 @@ class OpenFiles:
             raise self.failure
 
     def failed(self, error: Exception) -> LedgerFailed:
-        """Record a failed write and return its error. Later writes raise that error."""
+        """Record a failed write; return the error that this write and all later ones raise."""
         cure = f"free space on the disk of {self._path.parent}"
         self.failure = LedgerFailed(
             f"{self._path}: {error}",
@@ -47,7 +47,8 @@ class OpenFiles:
         """Check that neither file was moved or deleted.
 
         Raises:
-            LedgerFailed: One was; the next start of an origin would not find new data.
+            LedgerFailed: A file was moved or deleted, so the next start of an origin would not find
+                new data.
         """
         for path, number in self._numbers.items():
             found = None

@@ -12,16 +12,16 @@ _KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE: allocate blocks, but keep the file's leng
 FILL_BYTES = 64 * 1024
 """Bytes of zeros per write in `fill`.
 
-With one large write ext4 would cache the file in large folios. Each later small write would then
-count as a write of a whole folio.
+After one large write ext4 would cache the file in large folios, and each later small write would
+write a whole folio to the disk.
 """
 
 
 def fill(path: Path, size: int) -> None:
     """Extend a file to `size` bytes with zeros, and sync it.
 
-    Later syncs then take about half as long: syncing a file that has grown also needs a commit of
-    the file system's journal.
+    Later syncs then take about half as long: while a file grows, each sync also has to commit the
+    file system's journal.
     """
     with path.open("r+b") as file:
         missing = size - file.seek(0, os.SEEK_END)

@@ -34,7 +34,7 @@ class Queries:
     def __init__(self, path: Path, reads: Reads) -> None:
         self.path = path
         self._reads = reads
-        self._told_damage = ""  # the error that was logged last for the unfinished streams
+        self._told_damage = ""  # the error of `unfinished` that was logged last
 
     async def stream_by_sid(self, sid: int) -> StreamRow | None:
         return self._stream("sid = ?", sid)
@@ -56,13 +56,14 @@ class Queries:
     async def _unfinished_past_damage(self, kind: int, error: Damaged) -> list[Any]:
         """Return the unfinished streams that can be read although a page is damaged.
 
-        The table is read without its index: from its start up to the damage, and from its end back
-        to the damage.
+        The table is read twice without its index: from its first row forward and from its last row
+        backward, each time up to the first damaged page.
         """
         sql = "SELECT sid, id FROM stream NOT INDEXED WHERE ended = 0 AND kind = ? ORDER BY sid"
         read = self._reads.read_past_damage
         found = {*await read(sql, (kind,)), *await read(f"{sql} DESC", (kind,))}
-        if str(error) != self._told_damage:  # log an error once, because this runs twice a second
+        # Log each error only once, because an origin calls this twice a second.
+        if str(error) != self._told_damage:
             self._told_damage = str(error)
             log.error("ledger.damaged", error=error.message, unfinished_found=len(found))
         return sorted(found)

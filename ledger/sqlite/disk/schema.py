@@ -121,8 +121,8 @@ def refuse_foreign(
 ) -> None:
     """Raise `ConfigError` for a file that is not a ledger, or has an unsupported version.
 
-    `version` and `application` are the file's user_version and application_id. A process that
-    `writes` may also open a ledger of one of the `UPGRADED_VERSIONS`.
+    `version` and `application` are the file's user_version and application_id. With `writes`, a
+    ledger of one of the UPGRADED_VERSIONS is accepted, too, because opening it upgrades the file.
     """
     if not has_tables and version == 0:
         return

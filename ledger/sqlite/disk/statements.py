@@ -54,7 +54,7 @@ def _part_row(part: tuple[int, Part]) -> tuple[int, int, int]:
 
 
 def statements(commit: Commit) -> list[tuple[str, Rows]]:
-    """Return the statements of a commit in their order, each with its rows."""
+    """Return the statements of a commit in their order, each with the rows to execute it for."""
     steps: list[tuple[str, Rows]] = [
         # Removals come first, because a new stream of the same commit may reuse a removed id.
         ("INSERT OR IGNORE INTO removed VALUES (?)", [(sid,) for sid in commit.removed]),

@@ -18,7 +18,7 @@ from tailrace.ledger.sqlite.disk.wal_mark import (
 
 WAL_PAGE_BYTES = 4_096 + WAL_FRAME_HEADER_BYTES
 WAL_BYTES = CHECKPOINT_PAGES * WAL_PAGE_BYTES
-"""Size of the WAL in bytes at which a checkpoint begins; disk space for it is reserved."""
+"""Size of the WAL in bytes at which a checkpoint begins; disk space of this size is reserved."""
 CUT_ABOVE_BYTES = 32 * 1024 * 1024
 """Size in bytes above which a checkpoint may truncate the WAL file.
 
@@ -47,7 +47,7 @@ class Wal:
         self.written_bytes = 0
         """Bytes that commits have written to the WAL since it was opened."""
         self.filled = False
-        """True once `fill` has extended the WAL, so that a sync need not sync its length, too."""
+        """True once `fill` was called, so that syncs of the WAL need not sync its length, too."""
         self._checkpointer = checkpointer
         self._has_disk = vfs is None
         self._mark = mark
@@ -60,10 +60,10 @@ class Wal:
 
     @property
     def room_bytes(self) -> int:
-        """Bytes that can be added to the WAL without new blocks of the disk.
+        """Bytes that can be added to the WAL in the disk blocks that it already has.
 
-        If every page has been checkpointed, all blocks count, because the next commit restarts the
-        WAL.
+        If every page has been checkpointed, all of these blocks count, because the next commit
+        restarts the WAL.
         """
         with suppress(OSError):
             blocks = self.path.stat().st_blocks * STAT_BLOCK_BYTES
@@ -73,7 +73,7 @@ class Wal:
         return 0
 
     async def checkpoint(self, *, cut: bool) -> None:
-        """Checkpoint the WAL. With `cut` the next commit truncates a file above CUT_ABOVE_BYTES."""
+        """Checkpoint the WAL. With `cut` the next commit truncates it if above CUT_ABOVE_BYTES."""
         await self._checkpointer.checkpoint(cut=cut and self.size_bytes > CUT_ABOVE_BYTES)
 
     def finish_checkpoint(self) -> None:
@@ -90,7 +90,7 @@ class Wal:
         """
         self.filled = True
         if self._may_grow():
-            with suppress(OSError):  # commits also work without these zeros, as on a full disk
+            with suppress(OSError):  # on a full disk commits work without these zeros, more slowly
                 fill(self.path, WAL_BYTES)
 
     def _after_commit(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
@@ -103,9 +103,9 @@ class Wal:
         return apsw.SQLITE_OK
 
     def _reserve(self) -> None:
-        """Reserve disk space for the WAL's usual size, in case the disk becomes full.
+        """Reserve disk space for the WAL's usual size.
 
-        The ends of running streams can then still be stored.
+        If the disk becomes full, the ends of running streams can still be stored in this space.
         """
         if self._may_grow():
             with suppress(OSError):

@@ -1,10 +1,10 @@
 """The mark of a ledger: a record of how many frames its WAL has, to detect lost commits.
 
 SQLite reads a WAL as far as its checksums match and ignores the rest. So a damaged WAL looks like
-one with the torn end that a crash leaves. At the next start the mark tells the two apart. It is in
-the lock file, and is written after every commit, which takes two microseconds. It is not synced, so
-like the WAL it survives a kill of the process. After a power failure the mark may be newer or older
-than the WAL, so it also has the id of the boot in which it was written.
+one with the torn end that a crash leaves. At the next start the mark tells the two apart. The mark
+is in the lock file, and is written after every commit, which takes two microseconds. Without a sync
+it survives a kill of the process, like the WAL, but after a power failure it may be newer or older
+than the WAL. So it also has the id of the boot in which it was written.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ log = structlog.get_logger("ledger")
 
 
 class Mark(NamedTuple):
-    """The content of a mark: the WAL with these `salts` has at least `frames` frames.
+    """The content of a mark: a WAL with these `salts` must have at least `frames` frames.
 
-    A frame has one page. A mark of 0 frames says only that there is a ledger.
+    A frame of a WAL has one page. A mark of 0 frames says only that the file is a ledger.
     """
 
     frames: int
@@ -63,8 +63,9 @@ class Lost(NamedTuple):
 class WalMark:
     """Checks the mark of a ledger at its start, and updates it after each commit.
 
-    `lock` is the descriptor of the lock file. It is None for a ledger on a custom VFS, whose WAL
-    may be elsewhere; such a ledger has no mark. Raises `Damaged` if commits are lost.
+    `lock` is the descriptor of the lock file, which has the mark. It is None for a ledger on a
+    custom VFS, which has no mark, because its WAL may be elsewhere. The constructor and `check`
+    raise `Damaged` if commits are lost.
     """
 
     def __init__(self, path: Path, lock: int | None) -> None:
@@ -77,9 +78,9 @@ class WalMark:
         self._frames, self._salts = 0, b""
 
     def check(self, frames: int) -> None:
-        """Raise `Damaged` if the WAL has fewer than the frames in the mark.
+        """Raise `Damaged` if the WAL has fewer frames than the mark says.
 
-        `frames` is the number of whole frames that SQLite has found, before any checkpoint.
+        `frames` is the number of whole frames that SQLite found in the WAL before any checkpoint.
         """
         _require_nothing_lost(self._path, lost_wal(self._path, self._mark, frames))
         self.clear()
@@ -107,7 +108,7 @@ class WalMark:
 
 
 def read_mark(path: Path) -> Mark | None:
-    """Return the mark of the ledger at `path`; None if it has none."""
+    """Return the mark of the ledger at `path`; None if that ledger has no valid mark."""
     with suppress(OSError):
         data = lock_file(path).read_bytes()
         mark = data[: _MARK.size]
@@ -120,7 +121,7 @@ def read_mark(path: Path) -> Mark | None:
 def lost_file(path: Path, mark: Mark | None) -> Lost | None:
     """Return the loss if the ledger's file is empty although it had commits, otherwise None.
 
-    Call it before SQLite opens the file, because SQLite removes the WAL of an empty file.
+    Call this before SQLite opens the file, because SQLite removes the WAL of an empty file.
     """
     if mark is None or path.stat().st_size > 0:
         return None

@@ -16,7 +16,8 @@ Job = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 class WorkThread:
     """A thread that runs functions in order.
 
-    It is cheaper than an executor: one queue for functions, `call_soon_threadsafe` for results.
+    It is cheaper than an executor of the standard library: functions come through one queue, and
+    `call_soon_threadsafe` returns their results.
     """
 
     def __init__(self, name: str) -> None:
