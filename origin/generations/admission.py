@@ -299,10 +299,10 @@ _RANGES = (("logprobs", 0, MAX_LOGPROBS), ("unread_after_s", 1, MAX_UNREAD_S))
 
 def unsupported(field: str) -> Conflict:
     return Conflict(
-        "this model's worker answers in text and cannot do that",
+        "this model's worker takes text, not tokens, and does not support this field",
         code="unsupported",
         field=field,
-        hint="leave it out",
+        hint="leave the field out",
     )
 
 

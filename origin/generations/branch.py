@@ -171,7 +171,7 @@ def inserted_ids(
         Conflict: The stream cannot take any text.
     """
     if reader is None or not recipe.prompt_ids:
-        raise cannot_insert("the worker of this stream answers in text")
+        raise cannot_insert("the worker of this stream takes no tokens, so text cannot be inserted")
     if recipe.format is not None:
         raise cannot_insert("the stream has an output format, which the text could break")
     if recipe.tools is not None and recipe.tools.forced:

@@ -54,7 +54,7 @@ def may_answer(request: Open, *, by_default: bool) -> bool:
         raise CallerError(
             f"is exact, but the request begins {what}",
             field="cache",
-            hint="leave it out: only one stream of its own can be answered from the ledger",
+            hint="leave `cache` out: it is for requests for one new stream that is not a branch",
         )
     wanted = by_default if request.cache is None else request.cache is Cache.EXACT
     return wanted and request.branch is None and request.n == 1

@@ -254,7 +254,9 @@ class Runs(Owner):
         if self.table.state_of(stream) is StreamState.PAUSED:
             await self._happen(WakeRequested(stream))
         if stream not in self.table.by_id and await find(self._ledger, stream) is None:
-            raise Conflict("the stream has ended", hint="open a new stream with the text")
+            raise Conflict(
+                "the stream has ended", hint="open a new stream with the text in its prompt"
+            )
         ticket = next(self._tickets)
         taken = self._steers[ticket] = asyncio.get_running_loop().create_future()
         try:

@@ -405,7 +405,9 @@ class Service:
     async def _steer_ids(self, info: StreamInfo, text: str) -> tuple[int, ...]:
         recipe = Recipe.model_validate_json(info.recipe)
         if info.ended:
-            raise Conflict("the stream has ended", hint="open a new stream with the text")
+            raise Conflict(
+                "the stream has ended", hint="open a new stream with the text in its prompt"
+            )
         reader = self._reader_of(recipe.model)
         encoded = partial(inserted_ids, recipe, text, reader, room=recipe.max_tokens)
         return await asyncio.to_thread(encoded) if len(text) > LONG_CHARS else encoded()
