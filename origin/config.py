@@ -51,7 +51,7 @@ def _is_open_url(value: str) -> bool:
 
 
 def gpu_names(value: object) -> object:
-    """Convert a setting, a list of indices or UUIDs or a comma-separated text, to GPU names."""
+    """Convert the setting `gpus` to GPU names; it is a list or a comma-separated text."""
     if isinstance(value, list | tuple):
         return tuple(str(one) for one in value)
     return split_at_commas(value)

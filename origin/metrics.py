@@ -101,7 +101,7 @@ class Metrics:
             "streams_ended", "Streams that ended at this origin", ("finish_reason",)
         )
         self.overload = self._gauge(
-            "overload_rung", "Load-shedding level: 0 normal, up to 6, no new streams", ()
+            "overload_rung", "Load-shedding level, from 0 (normal) to 6 (no new streams)", ()
         )
         self.circuit = self._gauge(
             "circuit_state", "Circuit breaker of the workers: 0 closed, 1 half-open, 2 open", ()

@@ -40,7 +40,8 @@ class Request:
     """A request to produce a stream, or to continue one.
 
     `delivered` is the stream's text so far, and `next_index` the number of frames so far. They are
-    "" and 0 for a new stream, and always for a producer with Resumption.REPEATS.
+    "" and 0 for a new stream. A producer with Resumption.REPEATS must ignore them, because it
+    produces every stream from its beginning.
     """
 
     recipe: Recipe

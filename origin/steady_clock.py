@@ -94,7 +94,11 @@ class KeptClock(SteadyClock):
         if self._told is not (behind_s > 0):
             self._told = not self._told
             if self._told:
-                log.warning("clock.stepped", ahead_s=behind_s, hint="expiry follows slowly")
+                log.warning(
+                    "clock.stepped",
+                    ahead_s=behind_s,
+                    hint="streams and objects expire late until this clock has caught up",
+                )
             else:
                 log.info("clock.caught_up")
         mark = ClockMark(self._boot, self._uptime, self._now)

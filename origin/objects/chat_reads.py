@@ -1,7 +1,7 @@
 """Reads of a chat: its turns as one document, or all turns as they begin, as JSON lines.
 
-Reads bypass the chat's object, like those of a Durable Stream (`origin/streams/read.py`): they need
-only its log, so any origin of the ledger answers them.
+Reads bypass the chat's object, like reads of a Durable Stream (`origin/streams/read.py`). A read
+needs only the chat's log, so any origin of the ledger can answer it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Decides if an append is accepted: the rules for a POST, in the protocol's order.
 
-A repeated request of a producer comes before everything: it was accepted already, whatever has
-happened since. Then a closed stream accepts nothing; then the content type must match; then the
-producer's order is checked, then the writer's own order, `Stream-Seq`. The body is checked last, as
-that takes longest.
+The order of the rules matters. A request that a producer repeats was accepted already, so it gets
+the same answer, whatever has happened since. A closed stream accepts nothing else. Next the content
+type must match. Then the producer's sequence numbers are checked, and then `Stream-Seq`, with which
+a writer orders its appends. The body is checked last, because that takes longest.
 
 Each request of an idempotent producer is accepted once, however often it is sent. A producer
 numbers its requests from 0 within an epoch, and starts a higher epoch when it restarts, which shuts
