@@ -140,7 +140,8 @@ class Attempts:
     async def failed(self, error: httpx.TransportError | TailraceError) -> None:
         """Wait, and switch to the next edge; raise the error if another attempt is useless.
 
-        This is so if the error is not retryable, or if attempts have failed for `patience_s`.
+        Another attempt is useless if the error is not retryable, or if all attempts have failed for
+        `patience_s`.
         """
         if not isinstance(error, TailraceError):
             error = unreachable(self.url, error)
@@ -230,7 +231,7 @@ class Position:
 
     @property
     def after(self) -> int | None:
-        """The index to resume after: that of the last frame; None at the start of the stream."""
+        """The index after which to resume, which is that of the last frame; None at the start."""
         return self.next_index - 1 if self.next_index else None
 
     def reconnect(self) -> None:
@@ -607,10 +608,10 @@ class Client:
     ) -> Stream:
         """Return an existing stream, to be read after the frame with the index `after`.
 
-        Without `after`, it is read from its start. Instead of `after`, `tail` begins with the
-        newest frames, this many, and `since` with those stored at or after this time, which needs a
-        time zone. With `snapshot`, one Snapshot with the text so far replaces the existing frames
-        with text.
+        Without `after`, the stream is read from its start. Instead of `after`, `tail` gives the
+        number of newest frames to begin with, or `since` the time at or after which the first frame
+        was stored. `since` must have a time zone. With `snapshot`, one Snapshot with the text so
+        far replaces the existing frames with text.
 
         Raises:
             CallerError: More than one of `after`, `tail` and `since` is given, or `since` has no
@@ -621,7 +622,9 @@ class Client:
         begin = None if tail is None else {"tail": tail}
         if since is not None:
             if since.tzinfo is None:
-                raise CallerError("since has no time zone", field="since", hint="such as UTC")
+                raise CallerError(
+                    "since has no time zone", field="since", hint="set its tzinfo, such as UTC"
+                )
             begin = {"since": int(since.timestamp() * 1000)}
         return Stream(
             self._edges, stream=stream, after=after, token=token, snapshot=snapshot, begin=begin
@@ -642,10 +645,10 @@ class Client:
     ) -> Stream:
         """Return a new stream that shares the first `index` frames of an existing one.
 
-        The request is sent when its first frame is read. The model goes on after `text`, as if it
-        had written that, or after `instruction` as the user's next message. Settings that are not
-        given are those of the existing stream, except a new seed. `token` is the resume token of
-        the existing stream.
+        The request is sent when the first frame of the new stream is read. The model continues
+        after `text`, as if the model had written it, or after `instruction` as the user's next
+        message. Settings that are not given are those of the existing stream, except that the seed
+        is new. `token` is the resume token of the existing stream.
         """
         fields = {
             "index": index,

@@ -219,7 +219,7 @@ def settings_of(reading: Reading, **flags: Any) -> EdgeConfig:
 
 
 def report_on(reading: Reading, *, as_json: bool) -> str:
-    """Return the findings as a table for people, or as a JSON array; they contain no values."""
+    """Return the findings, without values, as a table for people or as a JSON array."""
     if as_json:
         return json.dumps([one._asdict() for one in reading.findings], indent=2)
     rows = [("key", "effect", "why")]

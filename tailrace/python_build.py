@@ -26,15 +26,15 @@ MAPS = Path("/proc/self/maps")
 
 
 class Built(StrEnum):
-    """The answer to the question if the interpreter was built with an option."""
+    """Tells if the interpreter was built with an option."""
 
     YES = "yes"
     NO = "no"
     DISTRIBUTION = "distribution"
-    """Yes, as the installed build variables show indirectly: the compiler's flags are empty.
+    """Yes, by indirect evidence: the installed build variables have no flags of the compiler.
 
     Debian and Ubuntu remove the flags after a build with profile-guided and link-time optimisation.
-    CPython's own `configure` never leaves them empty for GCC or Clang.
+    CPython's own `configure` always sets some flags for GCC or Clang.
     """
     UNKNOWN = "unknown"
 

@@ -133,10 +133,11 @@ def _pool(before: Document, now: Document, seconds: float) -> list[Document]:
 
 
 def _slo(before: Document, now: Document) -> list[Document]:
-    """Return the streams that kept or missed the promise of their class, by class and model.
+    """Return how many streams there were, and how many missed the promise, by class and model.
 
-    The numbers are sums over the origins since each started, and `lately` between the readings. The
-    rows with the largest share of missed promises come first.
+    `streams` and `missed` are sums over the origins, each counted since the origin's start.
+    `lately` has both numbers for the time between the two readings. The rows with the largest share
+    of missed promises come first.
     """
     was = _slo_sums(before)
     rows: list[Document] = []

@@ -56,9 +56,9 @@ class CertificateFiles:
 def development_certificate(folder: Path, now: datetime) -> CertificateFiles:
     """Return a certificate for localhost in `folder`; create one if none is valid for another day.
 
-    `now` must have a time zone. Only the owner can read the key's file. The certificate is EC P-256
-    and valid for at most 14 days. Browsers require both of a certificate that a page trusts by its
-    hash (W3C WebTransport, serverCertificateHashes).
+    `now` must have a time zone. Only the owner can read the key's file. The certificate has an EC
+    P-256 key and is valid for at most 14 days, because browsers require both for a certificate that
+    a page trusts by its hash (W3C WebTransport, serverCertificateHashes).
     """
     files = CertificateFiles(folder / "localhost.crt", folder / "localhost.key")
     if not _usable(files, now):

@@ -35,7 +35,10 @@ class UpstreamServer:
     models: tuple[str, ...]
 
     def origin_flags(self, folder: Path) -> dict[str, object]:
-        """Return the flags for `tailrace origin`; for several models write a file into `folder`."""
+        """Return the flags for `tailrace origin` that serve these models.
+
+        Several models need a settings file, which is written into `folder`.
+        """
         if len(self.models) > 1:
             file = folder / "upstream.toml"
             file.write_text("\n".join(map(self._table, self.models)), "utf-8")

@@ -69,7 +69,8 @@ def key_add(
         typer.Option(
             "--class",
             metavar="interactive|standard|batch",
-            help="Most urgent class of the key's requests, and their default. Default: no bound.",
+            help="Most urgent class that the key's requests may have, and their default class."
+            " Default: no bound.",
         ),
     ] = None,
     tokens_per_day: Annotated[

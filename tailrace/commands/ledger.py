@@ -320,7 +320,7 @@ async def _copy(place: Path | str, streams: list[str] | None, out: Path | None) 
         )
     if out is None or streams:
         raise ConfigError(
-            "the format copy needs an output file and cannot select streams",
+            "a copy of the whole ledger needs an output file and cannot be limited to streams",
             field="--format copy",
             hint="give --out FILE, and leave out the stream ids",
         )

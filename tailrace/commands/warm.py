@@ -157,7 +157,10 @@ def frontier(
     prices = WarmPrices(cold_cost, load)
     gaps = idle_gaps(arrivals)
     if not len(gaps):
-        raise CallerError("has no time between two requests to decide about", field="trace")
+        raise CallerError(
+            "has no idle time between two requests for one model, so no TTL makes a difference",
+            field="trace",
+        )
     ttls = np.geomspace(SHORTEST_TTL_S, LONGEST_TTL_S, SWEEP_TTLS).tolist()
     ttls = sorted({*ttls, cold_cost, *([] if here is None else [here])})
     sweep = sweep_ttls(gaps.length_s, ttls, prices)

@@ -167,7 +167,10 @@ LIVE_COMMANDS = (status, explain, apply, prewarm, pin)
 def _ask(
     edge: str, asked: str, query: dict[str, str], body: Document | None = None
 ) -> list[Document]:
-    """Return each origin's answer. Raises the edge's error; also if all of its origins failed."""
+    """Return the answer of each origin, which may be an error.
+
+    Raises the error of the edge, which it also answers if all of its origins have failed.
+    """
     check_url(edge, "--edge")
     import httpx
 
@@ -189,9 +192,9 @@ def _ask(
 def _change(
     edge: str, act: str, body: Document, origin: str | None, as_json: bool
 ) -> list[Document]:
-    """Send a change to the origins; return the answers of those that made it.
+    """Send a change to the origins; return the answers of the origins that made the change.
 
-    With `as_json`, print all answers and return none.
+    With `as_json`, print all answers and return none of them.
     """
     answers = _ask(edge, f"warm/{act}", _of(origin), body)
     if as_json:

@@ -24,8 +24,8 @@ from tailrace.load.samples import Sample
 Api = Literal["native", "chat", "completions"]
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 MAX_IN_FLIGHT = 10_000
-"""Maximum number of unfinished requests of a run. While there are so many, further requests are not
-sent and count as failed."""
+"""Maximum number of unfinished requests of a run. A request that is due while this many are
+unfinished is not sent and counts as failed."""
 WORDS = "a the of and to in that it was he for on with his as had you at be her".split()
 
 

@@ -28,7 +28,7 @@ class Sample:
     first_s: float | None = None
     whole_s: float | None = None
     pieces_s: list[float] = field(default_factory=list)
-    """The time at which each piece of text arrived."""
+    """Times at which pieces of text arrived."""
     tokens: int = 0
     cuts: dict[int, float] = field(default_factory=dict)
     """Maps the index of the first piece after a cut to the time between cut and piece."""
@@ -50,7 +50,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """Criterion for a good request: limits of the time to its first piece and its median gap."""
+    """Limits for a good request: time to the first piece of text, and median gap between pieces."""
 
     first_ms: float
     gap_ms: float
