@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-if __name__ != "tailrace.edge":  # a second name would create every class twice
+# Under a second name, Python would import the package again, and each class would exist twice.
+if __name__ != "tailrace.edge":
     raise ImportError(f"{__name__}: import tailrace.edge instead")
 
 

@@ -41,7 +41,7 @@ READY_PATH = "/readyz"
 DESCRIPTIONS = ("/openapi.json", "/llms.txt")
 """Machine-readable descriptions of the API, the same at every edge."""
 OPEN_PATHS = frozenset(("/healthz", "/health", READY_PATH, "/version", FIRST_PAGE, *DESCRIPTIONS))
-"""Paths that need no API key, as does everything below `WEB_PATH`."""
+"""Paths that need no API key. Paths below `WEB_PATH` need none either."""
 KEY_HEADER = b"tailrace-key"
 API_KEY_HEADER = b"x-api-key"
 """The header in which clients of Anthropic's API send their key."""
@@ -65,9 +65,9 @@ NO_HEADERS: Mapping[str, str] = {}
 class Grant(NamedTuple):
     """The result for an admitted request.
 
-    `caller` is None if the edge has no keys. `head` is the request without its key. `headers` are
-    response headers that show the tenant how much of its limits is left. `priority` is the class
-    that the key is bound to, if any.
+    `caller` is None if the edge has no keys. `head` is the request's head without its key.
+    `headers` are response headers that show the tenant how much of its limits is left. `priority`
+    is the priority class that the key is bound to, if any.
     """
 
     caller: Caller | None
@@ -155,9 +155,10 @@ class Authenticator:
         )
 
     def _count(self, key: ApiKey, limits: Limits, *, openai: bool) -> Mapping[str, str]:
-        """Count one more request of a key's tenant, and return the headers about their limits.
+        """Count one more request of a key's tenant; return response headers that show its limits.
 
-        Raises OverLimit if the tenant may not send one now. `openai` adds the headers of that API.
+        Raises OverLimit if the tenant may send no request now. `openai` adds the headers of
+        OpenAI's API.
         """
         tenant, origins = key.tenant, quotas_of_origins(limits, key)
         rate, most = limits.requests_per_s, limits.max_concurrent

@@ -86,7 +86,9 @@ class Proxies:
                 break
             scheme, host = hop.scheme or scheme, hop.host or host
             if parsed_address(hop.address) is None:
-                break  # the hop's address is "unknown" or obfuscated (RFC 7239, 6)
+                # The hop's address is "unknown" or obfuscated (RFC 7239, 6), so it cannot be a
+                # trusted proxy's, and the entries before it do not count.
+                break
             address = hop.address
         headers = head.headers
         if host:

@@ -13,13 +13,14 @@ from tailrace.ledger.errors import Forbidden
 from tailrace.ledger.frame import Open, Priority
 
 bound_class: ContextVar[Priority | None] = ContextVar("bound_class", default=None)
-"""The class that the key of the running HTTP request is bound to; None for no class."""
+"""The priority class that the key of the running HTTP request is bound to; None for no class."""
 
 
 def class_for(asked: Priority | None, bound: Priority | None) -> Priority:
-    """Return the class of a request that asks for the class `asked`, or for none.
+    """Return the priority class of a request.
 
-    `bound` is the class that the request's key is bound to, if any.
+    `asked` is the class in the request, or None if the request names no class. `bound` is the class
+    that the request's key is bound to, if any.
 
     Raises:
         Forbidden: The request asks for a class that is more urgent than the key's.
@@ -39,7 +40,7 @@ def class_for(asked: Priority | None, bound: Priority | None) -> Priority:
 def with_class(wanted: Open, bound: Priority | None) -> Open:
     """Return a client's Open frame with the priority class that the request gets.
 
-    A frame cannot leave out its class: STANDARD, the default, counts as none.
+    An Open always contains a class, so STANDARD, the default, counts as if no class was requested.
 
     Raises:
         Forbidden: The frame asks for a class that is more urgent than the key's.

@@ -40,7 +40,8 @@ PREFIX = "tr_"
 _KEY = re.compile(r"tr_([0-9a-f]{12})_[A-Za-z0-9_-]{43}")
 _NO_DIGEST = "0" * 64
 MAX_BUDGET_TOKENS = 10**15 - 1
-"""Maximum of a budget, which is sent as an integer of a structured field (RFC 9651, 3.3.1)."""
+"""Maximum of a budget, in tokens: the largest integer of a structured field (RFC 9651, 3.3.1), in
+which response headers show budgets."""
 
 
 def _checked_tenant(text: str) -> str:
@@ -144,8 +145,8 @@ class KeyRing:
     def find(self, text: str, now: datetime) -> ApiKey:
         """Return the stored key that `text` matches; raise Unauthorized if there is none.
 
-        The error is the same for all causes, so that it reveals nothing about keys. Only the holder
-        of an expired key is told so.
+        The error is the same for all causes, so that it reveals nothing about keys. Only an expired
+        key gets an error of its own: its sender has shown that it knows the key.
         """
         found = _KEY.fullmatch(text)
         key = self._keys.get(found[1]) if found else None

@@ -58,7 +58,7 @@ def burst(requests_per_s: float) -> float:
 
 
 def request_quota(requests_per_s: float, level: float, reset_s: float) -> Quota:
-    """Return the quota of a tenant's rate of requests, of which `level` are left."""
+    """Return the quota of a tenant's rate of requests; `level` requests may be sent at once now."""
     most = burst(requests_per_s)
     window_s = ceil(min(most / requests_per_s, MAX_INTEGER))
     remaining = int(min(max(0.0, level), MAX_INTEGER))
@@ -77,7 +77,7 @@ def concurrency_quota(size: int, under_way: int, reset_s: float | None = None) -
 def quotas_of_origins(limits: Limits, key: ApiKey) -> list[Quota]:
     """Return the quotas that origins enforce; the edge does not know how much of them is left.
 
-    A month has no fixed length, so its budget has no window.
+    A month has no fixed length, so the quota of a monthly budget has no window.
     """
     quotas = []
     if key.tokens_per_day is not None:

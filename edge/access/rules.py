@@ -26,7 +26,8 @@ log = structlog.get_logger("tailrace.edge")
 class RefusalLog:
     """Logs each page origin and each host name that is refused because of a setting, once.
 
-    The response says the same, but the page cannot read it, and a proxy's log does not show it.
+    The response has the same message, but a page cannot read this response, and a proxy's log does
+    not show it.
     """
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from tailrace.ledger.frame import Call, Caller
 
 Document = dict[str, Any]
 Answers = Mapping[str, Document | TailraceError]
-"""Maps the address of each origin to its answer, or to the error instead of the answer."""
+"""Maps the address of each origin to its answer, or to the error of an origin without answer."""
 
 
 def by_origin(answers: Answers) -> Document:
@@ -26,7 +26,10 @@ def by_origin(answers: Answers) -> Document:
 
 
 def require_success(answers: Answers) -> None:
-    """Raise an error, preferably a refusal, if no origin has carried out the command."""
+    """Raise the error of one origin if no origin has carried out the command.
+
+    The refusal of an origin (4xx) is preferred to the failure of another one (5xx).
+    """
     errors = [one for one in answers.values() if isinstance(one, TailraceError)]
     if errors and len(errors) == len(answers):
         raise min(errors, key=lambda error: error.status >= 500)
@@ -63,7 +66,8 @@ def merged_page(answers: Answers, sort: str, *, falls: bool, offset: int, limit:
 def find_stream(answers: Answers) -> tuple[str, Document]:
     """Return the address and the answer of the origin that runs a stream, or whose ledger has it.
 
-    If no origin has the stream, raises the error of one, preferably of one that was reached.
+    If no origin has the stream, raises the error of one origin. The refusal of an origin (4xx) is
+    preferred to the failure of another one (5xx).
     """
     found = [(key, one) for key, one in answers.items() if not isinstance(one, TailraceError)]
     ranked = sorted(found, key=lambda pair: (not pair[1]["live"], not pair[1]["lately"]))
@@ -101,7 +105,7 @@ class OriginQueries:
     def call(
         self, asked: str, query: dict[str, str], method: str = "GET", body: bytes = b""
     ) -> Call:
-        """Return the Call for a path below `/v1/admin/`."""
+        """Return the Call frame for the path `asked` below `/v1/admin/`."""
         url = f"http://operator/{asked}?{urlencode(query)}"
         return Call(OPERATOR, asked, method, url, body=body, caller=self.caller)
 
