@@ -140,7 +140,7 @@ class UiEvents(Encoder):
         return {"type": f"{_PREFIX[part.kind]}-start", "id": self._id}
 
     def _grow(self, part: Part, frame: Frame) -> Iterator[Fields]:
-        """Yield the events that add the content of a frame to its part; none if it adds no text."""
+        """Yield the events that add a frame's content to its part; none if it has no content."""
         match frame:
             case Token() | ScoredToken() | Revision():
                 if text := self._text.added(frame):
@@ -155,9 +155,11 @@ class UiEvents(Encoder):
                 yield {"type": "tool-input-delta", **delta}
 
     def _whole(self, *, final: bool) -> Fields:
-        """Return the event with the whole text, for a client that cannot take back what it shows.
+        """Return a REVISED event with the whole text, after a revision that withdrew some of it.
 
-        `final` is True if no later revision changes this text.
+        The AI SDK cannot delete text that earlier text-delta events have added to a message. So a
+        client shows the text of this event instead. `final` is True if no later revision changes
+        this text.
         """
         self._revised = self._text.text
         data = {"text": self._revised, "final": final}
@@ -167,8 +169,8 @@ class UiEvents(Encoder):
         if part.kind is PartKind.TOOL_CALL:
             yield _call(part, "".join(self._arguments.pop(part)))
             return
-        # Text after the last revision was not sent as deltas, which would not fit the text that the
-        # client shows.
+        # After a revision that withdrew text, no deltas are sent, because the client would append
+        # them to the withdrawn text. So the text since the last REVISED event is still to be sent.
         if self._text.departed and self._revised != self._text.text:
             yield self._whole(final=True)
         yield {"type": f"{_PREFIX[part.kind]}-end", "id": self._id}
@@ -178,7 +180,7 @@ _PREFIX = {PartKind.TEXT: "text", PartKind.REASONING: "reasoning"}
 
 
 def _text_delta(part: str, text: str) -> bytes:
-    """Return a text-delta event, as `data_event` would, but faster: nearly all events are these."""
+    """Return a text-delta event; faster than `data_event`, because nearly all events are deltas."""
     if not text:
         return b""
     quoted = encode_basestring(text)

@@ -96,8 +96,8 @@ class PartTracker:
     def text(self) -> Part | None:
         """The open part of text, if there is one.
 
-        If this is not None, a Token continues this part and needs no call of `follow`. Nearly all
-        frames are such Tokens, so this saves time.
+        While a part of text is open, each Token continues it, and needs no call of `follow`. Nearly
+        all frames are such Tokens, so the shortcut saves time.
         """
         return self.open[0] if self.open and self.open[0].kind is PartKind.TEXT else None
 

@@ -1,9 +1,9 @@
 """The encoder of responses of any view that are compressed by zstd (RFC 8878).
 
-The body is one zstd frame, flushed after each write, so that no event waits for a later one. Frames
-that exist already are compressed together. Once the client has them, its events are few bytes each,
-which zstd cannot make smaller: they are sent as raw blocks, 3 bytes more for each write. So only
-a reader that catches up needs a compressor and its memory.
+The body is one zstd frame, flushed after each write, so that no event waits for a later one. Events
+that exist already are compressed together. A new event has only a few bytes, which zstd cannot make
+smaller, so new events are sent as raw blocks, with 3 bytes more for each write. So only a response
+that still sends older events needs a compressor and its memory.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class CompressedEncoder(Encoder):
         self.begin(opened)
 
     def begin(self, opened: Opened) -> None:
-        """Do what `opened` does, if the caller has called `opened` of the inner encoder itself."""
+        """Do the same as `opened`, but leave the call of the inner encoder to the caller."""
         self._end = opened.next_index
         if opened.next_index - opened.first >= MIN_REPLAY_FRAMES and len(_in_use) < MAX_COMPRESSORS:
             self._is_used, self._is_caught_up = True, False
@@ -110,11 +110,11 @@ class CompressedEncoder(Encoder):
         return data
 
     def keepalive(self) -> bytes:
-        """Return bytes that carry no frame of the stream."""
+        """Return the keepalive of the inner encoder, as a block."""
         return self.blocks(self._inner.keepalive())
 
     def blocks(self, data: bytes) -> bytes:
-        """Return whole blocks with these bytes of the body, which can be decompressed at once."""
+        """Return whole zstd blocks with this data, so that a client can decompress it at once."""
         if not self._is_used or not data:
             return data
         if self._compressor is not None:

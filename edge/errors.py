@@ -46,7 +46,7 @@ CODES = {
     "method_not_allowed": None,
     "not_found": None,
 }
-"""Maps our error codes to OpenAI's; None means that OpenAI sends null. Others are not changed."""
+"""Maps our error codes to OpenAI's; None means null. Other codes are sent unchanged."""
 STATUSES = {"unsupported": 400, "beyond_end": 400}
 """Maps our error codes to the HTTP status in OpenAI's API, where it differs from ours."""
 _AI_SDK_PATH = re.compile(rf"{re.escape(AI_SDK_PATH)}(?:/|$)")
@@ -102,7 +102,7 @@ MONTH_QUOTA = "tokens-month"
 """Names of the budgets of an API key in the header `RateLimit`."""
 TOKENS_QUOTA = "tokens"
 """Name of a tenant's token limit in the header `RateLimit`. Origins enforce this limit, so an edge
-knows the remaining tokens (none) only when an origin has refused a request because of it."""
+learns only from an origin's refusal that no tokens are left."""
 
 
 SPENT_QUOTAS = {
@@ -142,7 +142,8 @@ def named_error(error: TailraceError, path: str = "") -> tuple[str, str | None]:
     message, field = f"{error.message}{hint}", error.field
     if field is None or f"'{field}'" in message:
         return message, field
-    if field.startswith("stop["):  # the client may have sent `stop` as one string, not as a list
+    # The error names one item of `stop`, but the client may have sent a string instead of a list.
+    if field.startswith("stop["):
         field = "stop"
     name = next((names for prefix, names in FIELDS.items() if path.startswith(prefix)), {}).get(
         field, field
@@ -257,7 +258,7 @@ def too_slow(part: str) -> CallerError:
 
 
 def refusal(status: int) -> TailraceError:
-    """Return the error for a request that is not valid HTTP, by the status from the parser."""
+    """Return the error for a request that is not valid HTTP; the parser has chosen the status."""
     if status == 431:
         return CallerError(
             "the request's headers are too large", code="headers_too_large", status=431

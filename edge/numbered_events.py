@@ -66,8 +66,8 @@ async def resumed(
 
     Args:
         request: The client's request.
-        asked: Asks for all of the stream.
-        encoder: Skips the events up to number `after`.
+        asked: The Resume frame that requests the stream from its start.
+        encoder: Encodes the stream, without the events up to number `after`.
         after: The number of the last event that the client has.
         more_headers: Headers beside those that every stream has.
 

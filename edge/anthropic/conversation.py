@@ -23,7 +23,7 @@ BLOCKS = {
 TURN_BREAK = "\n\n"
 """Text between consecutive messages of one role, which are one turn of the conversation."""
 CHOICES = {"auto": ToolChoice.AUTO, "any": ToolChoice.REQUIRED, "none": ToolChoice.NONE}
-"""Maps the types of `tool_choice` that name no tool to ours."""
+"""Maps the types of Anthropic's `tool_choice` that name no tool to the field of an Open frame."""
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 _STRING = {"type": "string"}
 _CACHED = {"cache_control": {"description": "Accepted, and has no effect."}}
@@ -135,7 +135,7 @@ def read_conversation(system: object, given: list[Any]) -> tuple[Message, ...]:
             " (prefill) is not supported",
             field="messages",
         )
-    if len(turns) > MAX_MESSAGES:  # each tool result has become a message of its own
+    if len(turns) > MAX_MESSAGES:  # each tool result is a turn, and a message may have several
         raise CallerError(
             f"'messages' has {len(turns)} turns; at most {MAX_MESSAGES} are allowed",
             field="messages",
@@ -144,7 +144,7 @@ def read_conversation(system: object, given: list[Any]) -> tuple[Message, ...]:
 
 
 def _turns(message: object, place: str) -> list[_Turn]:
-    """Return the turns of one message. The results of tools come before the text of its user."""
+    """Return the turns of one message: one for each tool result, and then one for its text."""
     if not isinstance(message, dict):
         raise invalid(place, message, "an object")
     role, content = message.get("role"), message.get("content")
@@ -226,7 +226,8 @@ def read_tools(given: list[Any] | None, choice: Mapping[str, Any] | None) -> Too
         choice: The field `tool_choice`.
 
     Raises:
-        CallerError: A field is not valid, or a tool runs on Anthropic's servers; it is named.
+        CallerError: A field is not valid, or a tool runs on Anthropic's servers. The error names
+            the field.
     """
     how, only = _choice(choice)
     if not given:

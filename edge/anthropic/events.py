@@ -44,9 +44,9 @@ STOP_REASON = {
     FinishReason.FILTERED: "refusal",
     FinishReason.TOOL_CALLS: "tool_use",
 }
-"""Maps our reasons to Anthropic's `stop_reason`. Every other reason is an error in that API."""
+"""Maps finish reasons to `stop_reason`. Anthropic's API shows every other reason as an error."""
 STOP_SEQUENCE = "stop_sequence"
-"""The `stop_reason` of text that ended at a stop sequence; the message of its end names it."""
+"""The `stop_reason` of text that ended at a stop sequence; the `message` of the StreamEnd names the sequence."""
 CANCELLED = "cancelled"
 """The `stop_reason`, unknown to Anthropic, of a message that was cancelled and is read later."""
 
@@ -70,7 +70,10 @@ class Block(ABC):
 
     @abstractmethod
     def deltas(self, *, last: bool) -> Iterator[Fields]:
-        """Give the deltas of the frames since the last call; `last` before the block's end."""
+        """Yield the deltas for the frames that were added since the last call.
+
+        `last` is True for the last call, right before the block ends.
+        """
 
     @property
     def begins(self) -> bool:
@@ -79,11 +82,11 @@ class Block(ABC):
 
     @abstractmethod
     def empty(self) -> Fields:
-        """Return the block as it is at its start."""
+        """Return the block's JSON without content, as its start event has it."""
 
     @abstractmethod
     def fields(self) -> Fields:
-        """Return the block in its current state."""
+        """Return the block's JSON with its content so far."""
 
 
 class TextBlock(Block):
@@ -116,8 +119,8 @@ class TextBlock(Block):
 class ThinkingBlock(Block):
     """Reasoning of the model, apart from its answer.
 
-    Its signature names the stream and the block. It is never checked, because the reasoning that a
-    client sends back is not part of the conversation.
+    The block's signature consists of the ids of the stream and the part. No signature is checked,
+    because reasoning that a client sends back does not become part of the conversation.
     """
 
     def __init__(self, stream: str, part: Part, *, omitted: bool) -> None:
@@ -125,7 +128,7 @@ class ThinkingBlock(Block):
         self._signature = f"{stream}{part.at:04x}"
         self._omitted = omitted
         self._texts: list[str] = []
-        self._told = 0  # number of texts that deltas have shown
+        self._told = 0  # number of items of `_texts` that were sent in deltas
         self._ended = False
 
     def add(self, frame: Frame) -> None:
@@ -157,7 +160,7 @@ class ToolUseBlock(Block):
         super().__init__()
         self._first = part.call
         self._arguments: list[str] = []
-        self._told = 0  # number of pieces of the arguments that deltas have shown
+        self._told = 0  # number of items of `_arguments` that were sent in deltas
 
     def add(self, frame: Frame) -> None:
         assert isinstance(frame, ToolCall), frame
@@ -224,7 +227,7 @@ class StreamedMessage:
         self.end: StreamEnd | None = None
 
     def begin(self) -> list[Fields]:
-        """Return the event before any frame."""
+        """Return the event that precedes the events of all frames."""
         return [{"type": "message_start", "message": self.document()}]
 
     def add(self, frame: Frame) -> list[Fields]:
@@ -245,9 +248,10 @@ class StreamedMessage:
         return told
 
     def extended(self, token: Token) -> TextBlock | None:
-        """Take a Token that only adds to a started block, as nearly all do, and return the block.
+        """Take a Token that only adds text to a started block, and return this block.
 
-        Return None without taking the Token if it is for `add`.
+        Nearly all Tokens do so. For any other Token, nothing is changed and None is returned: the
+        caller must call `add`.
         """
         part = self._parts.text
         block = None if part is None else self._of[part]
@@ -291,9 +295,10 @@ class StreamedMessage:
         return [*self._shown(block)]
 
     def _grown_calls(self) -> list[Fields]:
-        """Return the events of the first call, and of those that follow once it is complete.
+        """Return the events of the first open call, and of the next one once the first is complete.
 
-        The pieces of calls may alternate in the log, but the API has one open block at a time.
+        The pieces of several calls may alternate in the log, but Anthropic's API allows only one
+        open block at a time. So a later call waits until the calls before it are complete.
         """
         told = [*self._shown(self._calls[0])]
         while len(self._calls) > 1 and self._calls[0].is_complete:
@@ -307,12 +312,12 @@ class StreamedMessage:
             return []
         if isinstance(block, ToolUseBlock):
             if block not in self._calls:
-                return []  # this call was complete when the next one began
+                return []  # `_grown_calls` has already ended this call
             self._calls.remove(block)
         return self._ended(block)
 
     def _shown(self, block: Block, *, last: bool = False) -> Iterator[Fields]:
-        """Give the start of a block, if it has not started, and its deltas."""
+        """Yield the start of a block, unless the block has started, and its deltas."""
         if block.at is None:
             if not block.begins:
                 return
@@ -326,7 +331,7 @@ class StreamedMessage:
     def _ended(self, block: Block) -> list[Fields]:
         told = [*self._shown(block, last=True)]
         if block.at is None:
-            return told  # without text, no block was started
+            return told  # a block that got no text was never started
         return [*told, {"type": "content_block_stop", "index": block.at}]
 
     # ---- the end ----
@@ -376,7 +381,7 @@ class MessageEvents(NumberedEncoder[TextBlock]):
     """Encodes one message as events, from the event after number `after` on.
 
     Attributes:
-        request: The id of the request, for the refusal.
+        request: The id of the HTTP request, which the response to a refused request contains.
     """
 
     def __init__(

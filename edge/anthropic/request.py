@@ -208,7 +208,7 @@ def parse_body(
 def read_note(text: str | None) -> Thinking:
     """Return how the request of a stream wants reasoning shown, from the stream's note.
 
-    A stream that another route has opened shows it.
+    The reasoning of a stream that another route has opened is shown.
     """
     try:
         return Thinking(json.loads(text or "")["message"]["thinking"])

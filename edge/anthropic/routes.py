@@ -1,7 +1,7 @@
 """The endpoints of `/v1/messages`.
 
-Edges keep no messages: every edge can serve each of them. The id of a message is that of its
-stream, and its events and its document are derived from the stream's log.
+Edges keep no messages, so every edge can serve every message. The id of a message contains the id
+of its stream, and the events and the document of a message are derived from the stream's log.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ async def retrieve(request: Request) -> Response:
     if not _wants_events(request, after):
         return await _so_far(request, asked)
     token = asked.token or query.get("token")  # EventSource cannot set headers
-    # After a 204, an EventSource does not reconnect; Anthropic's npm SDK takes a 204 for an error.
+    # A client that has all events gets a 204 only if it is an EventSource, which sends this header:
+    # a 204 keeps it from reconnecting, but is an error to Anthropic's npm SDK.
     by_header = "Last-Event-ID" in request.headers
     encoder = MessageEvents(request_id(), after, ends_by_204=by_header)
     if after is None:
@@ -137,7 +138,7 @@ def _check_version(request: Request) -> None:
 
 
 def _asked(request: Request) -> Resume:
-    """Return the Resume for all of a message: its events are numbered from its start."""
+    """Return a Resume from the stream's start, because a message's events count from there."""
     return Resume(
         parse_id(request.path_params["id"]),
         token=request.headers.get("Tailrace-Token"),
@@ -159,7 +160,7 @@ def _after(request: Request) -> int | None:
 
 
 def _wants_events(request: Request, after: int | None) -> bool:
-    """Return True if a message is to be read as events: as the query says, or the headers."""
+    """Return True if the query, or without `stream` in the query the headers, ask for events."""
     if "stream" in request.query_params:
         return flag(request.query_params, "stream")
     return after is not None or View.SSE.value in request.headers.get("Accept", "")
@@ -173,7 +174,7 @@ def _request_header() -> dict[str, str]:
 
 
 async def _so_far(request: Request, asked: Resume) -> Response:
-    """Return a message as far as it has got, as a document."""
+    """Return a document with the message so far."""
     with Reader(link_of(request)) as reader:
         opened = await unless_disconnected(request, reader.open(replace(asked, follow=False)))
         message = StreamedMessage(opened)
@@ -190,7 +191,7 @@ def _document(
 ) -> Response:
     """Return the response with a message, or with the error with which its stream ended.
 
-    `keeps_cancelled`: the text of a cancelled message is returned, because it is valid so far.
+    With `keeps_cancelled`, a cancelled message is no error: its text so far is valid.
     """
     headers, end = {**stream_headers(opened), **more_headers}, message.end
     is_kept = keeps_cancelled and end is not None and end.finish_reason is FinishReason.CANCELLED

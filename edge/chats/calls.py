@@ -22,7 +22,7 @@ Fields = dict[str, Any]
 def chat_call(
     chat: str, method: str, caller: Caller | None, query: str = "", body: bytes = b""
 ) -> Call:
-    """Return the Call frame of a request to a chat's object; `query` has its parameters."""
+    """Return the Call frame of a request to a chat's object; `query` has the parameters."""
     return Call(OBJECT, chat, method, url=f"?{query}", body=body, caller=caller)
 
 
@@ -34,7 +34,7 @@ async def create_chat(request: Request, chat: str) -> None:
 async def open_turn(
     request: Request, reader: Reader, wanted: Open | Resume, chat: str | None
 ) -> Opened:
-    """Open a stream, and make it a turn of a chat, if one is given.
+    """Open a stream; if a chat is given, make the stream a turn of this chat.
 
     When this returns, everybody who follows the chat can find the stream. A repeated request with
     the same idempotency key opens the same stream, which is one turn.

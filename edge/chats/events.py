@@ -23,7 +23,8 @@ from tailrace.ledger.wire.bare import U64_MAX
 
 _POSITION = re.compile(r"([0-9]{1,20})(?:\.([0-9]{1,20}))?")
 _ID = re.compile(rb"^id: ", re.MULTILINE)
-"""The beginning of an id: JSON has no line breaks, so no data can look like one."""
+"""The beginning of an event's `id:` line. An event's data is JSON, which has no line breaks, so no
+line of data can begin like this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ class SseChatEncoder(ChatEncoder):
 
 
 class TurnEvents(NativeEncoder):
-    """Encodes a turn's frames as the events of `/v1/generate`, whose ids get the turn's number."""
+    """Encodes a turn's frames as events of `/v1/generate`, with the turn's number in each id."""
 
     __slots__ = ("_prefix",)
 

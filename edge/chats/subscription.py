@@ -45,7 +45,7 @@ class Wish:
     tail: int | None = None
     turns_only: bool = False
     snapshot: bool = False
-    """True to get the text that a turn has already as one frame."""
+    """True if the text that a turn already has is sent as one frame."""
     caller: Caller | None = None
     token: str | None = None
 
@@ -56,8 +56,8 @@ class Wish:
             return f"follow=1&tail={self.tail}"
         if self.after is None:
             return "follow=1"
-        # A reader may have the event of a turn, but not all frames of the turn, and so reads this
-        # turn once more.
+        # `at` begins with the turn of the position, `after` with the next one. A client that reads
+        # the frames of turns, too, begins with its last turn, because it may lack frames of it.
         return f"follow=1&{'after' if self.turns_only else 'at'}={self.after.turn}"
 
 
@@ -70,7 +70,8 @@ class ChatSubscription:
         self._encoder = encoder
         self._chat = Reader(link)
         self._lines = _lines(self._chat)
-        # the turn of which the client has a part, and the turn's open stream, if it can be read
+        # The turn of which the client has a part, the reader of its stream, and the answer to the
+        # reader's request.
         self._begun: tuple[Fields, Reader, Opened | TailraceError] | None = None
         self._turns: asyncio.Queue[Fields] = asyncio.Queue(MAX_QUEUED_TURNS)
         self._pieces: asyncio.Queue[bytes] = asyncio.Queue(MAX_QUEUED_PIECES)
@@ -106,7 +107,7 @@ class ChatSubscription:
             self._begun[1].close()
 
     async def body(self) -> AsyncGenerator[bytes, None]:
-        """Yield the encoded events, and keepalives, until the chat is forgotten."""
+        """Yield the encoded events, and keepalives, until the origin has forgotten the chat."""
         yield self._encoder.begin()
         self._tasks = [asyncio.create_task(work) for work in (self._listen(), self._show())]
         piece = asyncio.ensure_future(self._pieces.get())
@@ -129,7 +130,7 @@ class ChatSubscription:
             piece.cancel()
 
     async def _listen(self) -> None:
-        """Read the lines of the chat until it is forgotten."""
+        """Read the lines of the chat until the origin has forgotten the chat."""
         async for line in self._lines:
             if "readers" in line:
                 await self._pieces.put(self._encoder.readers(line["readers"]))
@@ -155,9 +156,11 @@ class ChatSubscription:
     async def _open_stream(
         self, reader: Reader, turn: Fields, after: int | None
     ) -> Opened | TailraceError:
-        """Open the stream of a turn. Return the error if the client may not read it, or it is gone.
+        """Open the stream of a turn.
 
-        Raises errors that would prevent reading any other stream, and BeyondEnd.
+        Returns the origin's error if it concerns only this stream: the client may not read it, or
+        the stream does not exist any more. Raises all other errors, because they would prevent
+        reading any other stream, too, and BeyondEnd.
         """
         wish = self._wish
         try:

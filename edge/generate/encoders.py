@@ -146,9 +146,9 @@ def stream_headers(opened: Opened, media_type: str = "") -> dict[str, str]:
 
 
 def _named(sibling: Sibling) -> str:
-    """Return a sibling as an item of `Tailrace-Siblings`: its id, with its token as a parameter.
+    """Return another choice's stream as an item of `Tailrace-Siblings`: the stream's id and token.
 
-    The syntax is that of RFC 9110, 5.6.1 and 5.6.6.
+    The token is a parameter of the item (RFC 9110, 5.6.1 and 5.6.6).
     """
     stream = sibling.stream.hex()
     return f"{stream};token={sibling.token}" if sibling.token else stream

@@ -388,8 +388,8 @@ async def _answer(
 ) -> Response:
     """Return a response that shows the stream of `wanted` in the given view.
 
-    `chat` is the id of the chat that gets the stream as a turn, if any. `snapshot` is True if the
-    text that a new branch shares comes as one frame.
+    `chat` is the id of the chat that gets the stream as a turn, if any. `snapshot` is True if a new
+    branch begins with one frame that holds the text which the branch shares with its parent.
     """
     if view is not View.JSON:
         encoder: Encoder = ENCODERS[view]()

@@ -63,9 +63,9 @@ def _words(enum: type[Word]) -> str:
 
 
 def _among(enum: type[Word], *more: None) -> dict[str, Any]:
-    """Return the JSON schema of a parameter that takes one of an enum's words, or those of `more`.
+    """Return the JSON schema of a parameter whose value is one of an enum's words, or in `more`.
 
-    It only documents the parameter: `to_open` checks the value.
+    The schema only documents the parameter: `to_open` checks the value.
     """
     return {"enum": [*(member.word for member in enum), *more]}
 
@@ -326,10 +326,10 @@ def _start(wanted: Open, chat: str | None) -> Start:
 
 
 def parse_open(body: bytes) -> Open:
-    """Return the Open frame in a body that consists of frames; edges in front of this one send it.
+    """Return the Open frame in a body of the media type `application/vnd.tailrace.frames`.
 
-    Raises FrameError if the body is not an Open frame, CallerError if its `caller` is set,
-    Forbidden if its class is more urgent than the key's.
+    Raises FrameError if the body is not an Open frame, CallerError if the frame's `caller` is set,
+    Forbidden if its priority class is more urgent than the key's.
     """
     _, frame = decode(body)
     if not isinstance(frame, Open):
@@ -347,10 +347,10 @@ def parse_steer(body: bytes) -> str:
 
 
 def _parse(model: type[Body], body: bytes, example: str) -> Body:
-    """Return the body as a `model`; an invalid body takes no more work than a valid one.
+    """Parse the body into the pydantic class `model`; an invalid body takes no more work.
 
     pydantic collects all faults, and a body of a megabyte can have 400,000. So unknown names and
-    long lists, which could cause most of them, are refused before pydantic sees the body.
+    long lists, which could cause most faults, are refused before pydantic sees the body.
     """
     document = read_object(body, example)
     _refuse_unknown(document, model)

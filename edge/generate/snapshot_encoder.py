@@ -33,11 +33,11 @@ class SnapshotEncoder(Encoder):
 
     def frames(self, frames: list[bytes]) -> bytes:
         """Return the encoded frames; nothing while the frames to be merged are incomplete."""
-        if not frames:  # asks for the bytes that begin the body
+        if not frames:  # the caller asks for the bytes that begin the body
             return self._inner.frames(frames)
         ready = self._merge.add(frames)
         return self._inner.frames(ready) if ready else b""
 
     def keepalive(self) -> bytes:
-        """Return bytes that carry no frame of the stream."""
+        """Return the keepalive of the inner encoder."""
         return self._inner.keepalive()

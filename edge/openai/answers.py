@@ -133,7 +133,10 @@ class Choice:
 
 
 class _Broken(Exception):
-    """Raised when a stream of an answer fails; `opened` tells clients where to read its text."""
+    """Raised when a stream of an answer fails.
+
+    The error response gets headers from `opened`, with which the client can read the text so far.
+    """
 
     def __init__(self, error: TailraceError, opened: Opened) -> None:
         super().__init__(error)

@@ -92,7 +92,7 @@ def check_end(end: StreamEnd) -> StreamEnd:
 class AnswerShape(Protocol):
     """Makes the JSON of one API for one choice of an answer; `index` is the index of the choice.
 
-    Methods return None for content that the API has no field for.
+    A method returns None for content for which the API has no field.
     """
 
     path: str
@@ -114,21 +114,21 @@ class AnswerShape(Protocol):
     def text(
         self, index: int, text: str, scores: tuple[TokenScores, ...], offset: int = 0
     ) -> dict[str, Any]:
-        """Return a piece of text, with the scores of its tokens.
+        """Return a choice with a piece of text and the scores of its tokens.
 
         `offset` is the number of characters of all scored tokens before this piece.
         """
 
     def reasoning(self, index: int, text: str) -> dict[str, Any] | None:
-        """Return a piece of the model's reasoning."""
+        """Return a choice with a piece of the model's reasoning."""
         return None
 
     def call(self, index: int, piece: ToolCall) -> dict[str, Any] | None:
-        """Return a piece of a tool call."""
+        """Return a choice with a piece of a tool call."""
         return None
 
     def end(self, index: int, reason: str) -> dict[str, Any]:
-        """Return the end of a choice."""
+        """Return a choice that has ended for this reason."""
 
     def choice(self, index: int, collected: Collected, reason: str | None) -> dict[str, Any]:
         """Return a choice of a whole answer."""

@@ -50,7 +50,7 @@ class MergedAnswer(StreamingAnswer["MergedStreams"]):
         self._usage = usage
 
     def source(self, parts: ResponseParts) -> MergedStreams:
-        """Return the source that sends the response."""
+        """Return the `ResponseSource` that sends the response."""
         return MergedStreams(parts, self._shape, self._opens, usage=self._usage)
 
     def begin(self, source: MergedStreams) -> None:
@@ -76,7 +76,7 @@ class LaneEncoder(ChunkEncoder):
     def frames(self, frames: list[bytes]) -> bytes:
         """Return the encoded chunks; nothing if there are no frames yet.
 
-        The type of the first frame decides how the first chunk of a choice looks.
+        A choice cannot begin before its first frame, whose type decides how its first chunk looks.
         """
         return super().frames(frames) if frames else b""
 
@@ -244,7 +244,7 @@ class MergedStreams:
     # ---- from the writer ----
 
     def drained(self) -> None:
-        """Let all streams write again, each time beginning with another one."""
+        """Let all streams write again, each time beginning with another stream for fairness."""
         if self._lanes:
             first = next(iter(self._lanes))
             self._lanes[first] = self._lanes.pop(first)

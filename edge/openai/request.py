@@ -47,7 +47,7 @@ class OpenAiBody(BaseModel):
     """Base class of the pydantic models of request bodies."""
 
     cannot: ClassVar[Mapping[str, Sequence[object]]] = {}
-    """Maps each unsupported parameter to its values that are accepted: they change nothing."""
+    """Maps each unsupported parameter to values that are accepted, because they change nothing."""
 
 
 class StreamedSettings(Settings, OpenAiBody):
@@ -63,10 +63,11 @@ Body = TypeVar("Body", bound=OpenAiBody)
 
 
 def parse_body(model: type[Body], body: bytes, example: str) -> tuple[Body, dict[str, str]]:
-    """Return the body as a `model`, and response headers that name the ignored parameters.
+    """Parse the body into the pydantic class `model`.
 
-    A parameter that is null counts as left out. Raises CallerError if the body is not valid;
-    `example` is a valid body, which the error shows.
+    Returns the parsed body, and response headers that name the ignored parameters. A parameter that
+    is null counts as left out. Raises CallerError if the body is not valid; `example` is a valid
+    body, which the error shows.
     """
     document = {
         name: _ours(name, value)

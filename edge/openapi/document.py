@@ -179,7 +179,7 @@ def _media(content: Content) -> dict[str, Any]:
 
 
 def _security(operation: Operation) -> list[dict[str, list[str]]]:
-    """Return the ways to authenticate; `{}` means no credentials: an edge without API keys."""
+    """Return the ways to authenticate; `{}` means without credentials, at an edge without keys."""
     ways: list[dict[str, list[str]]] = [{}]
     if operation.right is not None:
         words = list(operation.right.words)

@@ -38,7 +38,7 @@ ALWAYS = (400, 403, 408, 421, 431, 500)
 KEYED = (*ALWAYS, 401, 429, 503)
 """Error statuses of routes that need an API key (if the edge has keys) and an origin."""
 MESSAGES_KEYED = (*KEYED, OVERLOADED_STATUS)
-"""The same for the routes of Anthropic's API."""
+"""The statuses of `KEYED`, and the one that only routes of Anthropic's API have."""
 BEFORE_ROUTES = (408, 431)
 """Statuses of requests that never arrive completely, so that the server refuses them before a route
 handles them. Their errors therefore have Tailrace's own shape on every route."""
@@ -47,7 +47,7 @@ handles them. Their errors therefore have Tailrace's own shape on every route.""
 class ErrorShape(Enum):
     """The shape of a route's errors.
 
-    Names of the document's responses begin with the value, such as `OpenAiError404`.
+    The value begins the names of error responses in the document, such as `OpenAiError404`.
     """
 
     NATIVE = "Error"

@@ -51,7 +51,7 @@ class Item(ABC):
 
     Attributes:
         prefix: The beginning of the item's id, such as `msg`.
-        said: The kind of its content in the names of events, such as `output_text` in
+        said: The word for the item's content in the names of events, such as `output_text` in
             `response.output_text.delta`.
         at: The item's index in `output`.
     """
@@ -276,9 +276,10 @@ class StreamedResponse:
         return told
 
     def extended(self, token: Token) -> MessageItem | None:
-        """Add a Token's text to the open message, and return this message: a fast path past `add`.
+        """Add a Token's text to the open message, and return this message.
 
-        Nearly all Tokens take it. Return None, without a change, if the caller must call `add`.
+        This is faster than `add`, and possible for nearly all Tokens. For any other Token, nothing
+        is changed and None is returned: the caller must call `add`.
         """
         part = self._parts.text
         item = None if part is None else self._items[part.at]
@@ -339,9 +340,9 @@ class ResponseEvents(NumberedEncoder[MessageItem]):
         ) % (part.id.encode(), part.at)
 
     def _stream_error(self, error: TailraceError) -> bytes:
-        """Return the event for an error, with the number of the last event.
+        """Return the event for an error.
 
-        So a reader resumes after that event.
+        This event has the number of the last event, so that a client resumes after that event.
         """
         said = openai_fields(error)
         fields = {name: said[name] for name in ("code", "message", "param")}
@@ -366,7 +367,7 @@ def _error(end: StreamEnd) -> Fields | None:
 
 
 def _usage(end: StreamEnd) -> Fields:
-    """Return the token counts. Cached tokens and reasoning tokens are not counted apart: 0."""
+    """Return the token counts. Cached and reasoning tokens are shown as 0: they are not counted."""
     return {
         "input_tokens": end.prompt_tokens,
         "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},

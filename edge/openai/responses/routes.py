@@ -1,8 +1,8 @@
 """The endpoints of `/v1/responses`: streamed responses, complete ones, and background ones.
 
-Edges keep no responses: every edge can serve each of them. The id of a response is that of its
-stream, its events are derived from the stream's log, and the parts of the request that are needed
-later are in the stream's note.
+Edges keep no responses, so every edge can serve every response. The id of a response contains the
+id of its stream, its events are derived from the stream's log, and the parts of the request that
+are needed later are in the stream's note.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ MAX_LISTED = 100
 MAX_REFERRED = 64
 """Maximum number of earlier responses whose items the `item_reference`s of one input may name."""
 MAX_EARLIER_BYTES = 4 << 20
-"""Maximum size of the frames of the response that a request continues, in bytes, and also of all
-responses together whose items its input names."""
+"""Maximum bytes of frames that an edge reads for the response that a request continues. The same
+maximum applies to all responses together to which `item_reference`s of the input refer."""
 
 _ID = re.compile(rf"{PREFIX}([0-9a-f]{{32}})")
 _ITEM = re.compile(r"(?:msg|rs|fc)_([0-9a-f]{32})([0-9a-f]{4})")
@@ -220,7 +220,7 @@ async def _cancel(request: Request, asked: Resume, *, forget: bool = False) -> N
 async def _earlier(request: Request, name: str) -> Items:
     """Return the input items and the output items of an earlier response."""
     try:
-        # The request's resume token is not used: each stream has its own.
+        # The request's resume token is not used: it is for another stream than the earlier one.
         asked = Resume(parse_id(name), caller=caller_of(request))
         opened, response, _ = await _collected(request, asked, MAX_EARLIER_BYTES)
     except NotFound:
@@ -271,7 +271,7 @@ async def _resolved(request: Request, items: Items) -> Items:
 
 
 async def _output(request: Request, stream: str, most: int) -> tuple[Items, int]:
-    """Return a response's output items and the size of its frames; no items if it is unknown."""
+    """Return a response's output items and the bytes of its frames; no items for an unknown id."""
     asked = Resume(bytes.fromhex(stream), caller=caller_of(request))
     try:
         _, response, size = await _collected(request, asked, most)
