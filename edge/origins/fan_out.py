@@ -1,16 +1,17 @@
 """One subscription for many readers: a stream's frames cross the link once, however many read it.
 
 Sans-I/O. Each reader opens the stream with a request of its own, which the origin authorizes. As
-soon as two readers of a stream are open, the subscription of the one that is furthest ahead becomes
-the *source* of all. The edge keeps the newest frames of the source in memory, as the stream's
-*tail*. A reader joins the source if the tail holds its next frame: the reader's own subscription is
-detached, and it gets its frames from the tail, as its own credit allows. A reader whose next frame
-was dropped from the tail leaves the source: its stream is requested again (renewed), as after a
-lost link, and read from the ledger until the reader has caught up.
+soon as two readers of a stream are open, the subscription of the reader that is furthest ahead
+becomes the *source* of all. The edge keeps the newest frames of the source in memory, as the
+stream's *tail*. A reader joins the source if the tail holds the reader's next frame: the reader's
+own subscription is detached, and the reader gets its frames from the tail, as its credit allows. A
+reader whose next frame was dropped from the tail leaves the source: the relay requests the stream
+again for this reader (a renewal), as after a lost link, and the origin sends older frames from the
+ledger until the reader has caught up.
 
 A relay has one `FanOut`, which has a `SharedStream` for each stream with several readers. Shared
-streams exist only while the link is up. After a loss, each reader is renewed by itself, possibly at
-another origin, and joins again.
+streams exist only while the link is up. After a loss, the stream is requested again for each reader
+separately, possibly at another origin, and the readers join again.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ class SharedStream:
 
     Attributes:
         source: The route of the common subscription, which belongs to no client. None if there is
-            none, or once it has brought the end of the stream.
+            no common subscription, or once this subscription has brought the end of the stream.
         members: The readers that have joined, and get their frames from the tail. A member that has
             credit for its next frame has every frame of the tail.
         own: The other readers, each with its own subscription.
-        ahead: Those of `own` that were ahead of the tail when they got their last frame.
+        ahead: The readers in `own` that were ahead of the tail when they got their last frame.
         first: The index of the oldest frame in the tail.
         next: The index after the newest frame in the tail.
         ended: True if the newest frame in the tail is the end of the stream.
@@ -82,7 +83,7 @@ class SharedStream:
         self._tail_bytes = 0
         self._finished: list[Route] = []
         self._behind: list[Route] = []
-        self._fastest: Route | None = None  # a member that had credit when last checked
+        self._fastest: Route | None = None  # a member that had credit at the last check
         self._stuck_at = self._stuck_from = -1
 
     # ---- frames from the link ----
@@ -128,7 +129,7 @@ class SharedStream:
         self._tail_bytes = 0
 
     def covers(self, route: Route) -> bool:
-        """Return True if a reader can leave its own subscription for this one and miss no frame."""
+        """Return True if a reader can join the common subscription without missing a frame."""
         has_tail = self.source is not None or self.ended
         return has_tail and self.first <= route.next <= self.next and has_credit(route)
 
@@ -143,16 +144,16 @@ class SharedStream:
         """Raise the credit of the source to that of a member; return True if it was raised.
 
         The source therefore has as much credit as the fastest reader. If one member has credit for
-        more frames and another one for more bytes, the source gets both. The tail then gets at most
-        one window of frames that no member can take yet.
+        more frames and another member for more bytes, the source gets both maxima. The tail then
+        gets at most one window of frames that no member can take yet.
         """
         source = self.source
         if source is None or member.next != self.next or not has_credit(member):
             return False
         assert member.limit_bytes is not None
         assert source.limit_bytes is not None
-        # The source and the member are at the same frame, so their byte limits differ only in the
-        # frame from which the bytes are counted.
+        # Convert the member's byte limit into one of the source. Both are at the same frame, but
+        # each counts bytes from the frame at which it began.
         limit_bytes = source.passed_bytes + member.limit_bytes - member.passed_bytes
         if member.limit <= source.limit and limit_bytes <= source.limit_bytes:
             return False
@@ -170,10 +171,10 @@ class SharedStream:
         return self._fastest is None
 
     def is_passed_by(self, route: Route) -> bool:
-        """Return True if the source should be replaced by that of a reader ahead of the tail.
+        """Return True if the subscription of a reader ahead of the tail should become the source.
 
-        This is so if most readers are far ahead, or if the source has brought no frame while this
-        reader got MAX_TAIL_FRAMES frames.
+        It should if most readers are far ahead of the tail, or if the source has brought no frame
+        while this reader got MAX_TAIL_FRAMES frames.
         """
         if len(self.ahead) >= len(self.members) and route.next - self.next > MAX_TAIL_FRAMES:
             return True
@@ -217,13 +218,15 @@ class FanOut:
         self._table = table
         self._send = send
         self._ask = ask
-        self._by_stream: dict[bytes, Route | SharedStream] = {}  # a Route if it is the only reader
+        # Maps a stream's id to the route of its only reader, or to the state that several share.
+        self._by_stream: dict[bytes, Route | SharedStream] = {}
 
     def opened(self, route: Route) -> None:
         """Note a reader whose request the origin has answered with Opened on this connection.
 
-        A reader shares a subscription only if it has a Pass of the origin. With the Pass it can
-        open the stream again by itself, when it leaves the shared subscription.
+        A reader shares a subscription only if the origin has sent a Pass for it. The Pass is proof
+        of its access, with which the stream is requested again when the reader leaves the shared
+        subscription.
         """
         stream = route.stream
         may_share = route.follow and route.renewal is not None and route.limit_bytes is not None
@@ -250,7 +253,7 @@ class FanOut:
                 del self._by_stream[stream]
             return
         if route.is_source:
-            shared.source = None  # its end follows
+            shared.source = None  # it has brought the stream's end, which is delivered next
             return
         route.shared = route.joined = False
         shared.own.pop(route, None)
@@ -258,8 +261,8 @@ class FanOut:
         if route in shared.members:
             del shared.members[route]
             source = shared.source
-            # The origin keeps the credit that this reader gave. If the subscription stayed, the
-            # origin would believe that the stream still has a reader.
+            # The credit that this reader gave cannot be taken back. If the source stayed and no
+            # other member had credit, the origin would believe that somebody still reads.
             if (
                 source is not None
                 and shared.is_unread
@@ -270,7 +273,7 @@ class FanOut:
             self._by_stream.pop(stream, None)
 
     def refused(self, source: Route) -> None:
-        """Handle the end of a shared subscription whose stream has not ended."""
+        """Handle the origin's end of a shared subscription before the end of the stream."""
         if (shared := self._shared(source)) is not None:
             self._dissolve(shared)
 
@@ -312,7 +315,7 @@ class FanOut:
         return finished
 
     def _place(self, shared: SharedStream, route: Route) -> None:
-        """Let a reader join the shared subscription, or make its own one the shared one."""
+        """Let a reader join the shared subscription, or make that of the reader the shared one."""
         if not has_credit(route):
             return
         if shared.covers(route):
@@ -330,7 +333,7 @@ class FanOut:
                 self._promote(shared, leader)
 
     def _dissolve(self, shared: SharedStream) -> None:
-        """End the common subscription; each member reads on by itself."""
+        """End the common subscription; each member gets a subscription of its own again."""
         self._end_source(shared)
         for route in list(shared.members):
             self._leave(shared, route)
@@ -427,7 +430,7 @@ def has_credit(route: Route) -> bool:
 def give(member: Route, frames: Iterable[bytes]) -> None:
     """Give a member consecutive frames, beginning with its next one, as its credit allows.
 
-    The frames have corr 0, and members whose clients use that corr share the objects.
+    The frames have corr 0, so members whose clients use corr 0 get the same objects without a copy.
     """
     sink, corr = member.sink, member.corr_bytes
     limit, limit_bytes = member.limit, member.limit_bytes

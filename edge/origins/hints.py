@@ -1,4 +1,4 @@
-"""Hints for origins of several models: which model may soon get requests, so it can be loaded.
+"""Hints to origins with several models: which model may soon get requests, so it can be loaded.
 
 No request waits for a hint, and a hint that cannot be sent is dropped. An origin learns how often
 requests follow each kind of hint.

@@ -118,7 +118,7 @@ class Origin:
         self._changed = changed
         self._backoff = backoff or Backoff(LINK_RECONNECT_MIN_S, LINK_RECONNECT_MAX_S)
         self._connection: Connection | None = None
-        self._up_at: float | None = None  # time at which the current link came up
+        self._up_at: float | None = None  # when the current link came up, in seconds (`now`)
         self._is_reported = False  # the link has been logged as down
 
     @property

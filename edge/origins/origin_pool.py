@@ -74,7 +74,7 @@ class OriginPool:
             addresses: addresses of the origins, at least one; (host, port) means plain TCP.
             credentials: certificates and secret with which edge and origins identify themselves.
             backoff: delays between attempts to connect to an origin.
-            batch: sinks with output add themselves to it; flushed after each read of a link.
+            batch: collects the sinks that have output, and is flushed after each read of a link.
             open_requests: counts the open requests of clients.
             unread: default policy for streams that nobody reads.
         """
@@ -131,7 +131,8 @@ class OriginPool:
         if refusal is None:
             self.asked[kind_of(request)] += 1
             route = route_of(sink, corr, request, now())
-            # A sink that a test or an embedding program made may lack the client's `address`.
+            # `Sink` does not require an `address`: the sinks of tests and of other programs that
+            # embed this edge may have none.
             tenant = "" if (caller := caller_of(request)) is None else caller.tenant
             route.owner = self._open_requests.owner(getattr(sink, "address", ""), tenant)
             route.needs = needs_of(request) if only is None else Needs(only=only)
@@ -228,7 +229,7 @@ class OriginPool:
             if not any(other.usable for other in self.origins if other is not origin):
                 continue
             for route in origin.relay.waiting():
-                if route.sent:  # the stream can only be in that origin's ledger
+                if route.sent:  # only the lost origin's ledger can have the stream
                     route.ledger = origin.ledger
                 other = self._chosen(route)
                 if other is not None and other is not origin and other.usable:
@@ -236,7 +237,7 @@ class OriginPool:
                     other.ask(route)
 
     def _ask_elsewhere(self, origin: Origin) -> None:
-        """Ask other origins for requests that this one has refused."""
+        """Send requests that this origin has refused to other origins."""
         for route, raw in origin.relay.refused():
             _, error = decode(raw)
             assert isinstance(error, StreamError)

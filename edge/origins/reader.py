@@ -57,9 +57,9 @@ def credited(request: R, frames: int = WINDOW_FRAMES) -> R:
 class Reader:
     """A `Sink` for one request; `close` it when the client has its answer or has left.
 
-    `take` returns all queued frames. The next call means that those frames have been written to the
-    client, so it renews the credit. A client that stalls therefore costs at most a window of frames
-    here, and the origin waits.
+    `take` returns all queued frames. The next call of `take` means that those frames have been
+    written to the client, so it renews the credit. For a client that stalls, the edge therefore
+    holds at most one window of frames, and the origin waits.
     """
 
     def __init__(self, link: OriginPool, only: str | None = None) -> None:

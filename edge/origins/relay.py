@@ -51,7 +51,7 @@ LOST_LINK_TIMEOUT_S = 30.0
 """Time that an open stream waits for a lost link to come back, in seconds."""
 TOKEN = Token.tag
 ELSEWHERE = frozenset(("unknown_stream", "overloaded", "loading", "unavailable", "ledger_full"))
-"""Error codes of requests that the origin has not begun, and another origin may accept."""
+"""Error codes for requests that the origin has not begun, and that another origin may accept."""
 FAULTS = frozenset(("internal", "ledger_failed", "unavailable"))
 """Error codes that count as failures of the origin."""
 
@@ -134,14 +134,14 @@ class Relay:
     def refused(self) -> list[tuple[Route, bytes]]:
         """Return requests that this origin refused since the last call, and another may accept.
 
-        Each comes with the StreamError that refused it. This relay has forgotten them, and the
-        origin has not begun them.
+        Each request comes with the StreamError that refused it. The origin has not begun any of
+        these requests, and this relay has forgotten them.
         """
         refused, self._refused = self._refused, []
         return refused
 
     def outcomes(self) -> list[bool]:
-        """Return one value per request answered since the last call: False if the origin failed."""
+        """Return a value per request answered since the last call: False if the origin failed."""
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
@@ -235,7 +235,7 @@ class Relay:
         return True
 
     def _repeats(self, route: Route, raw: bytes) -> bool:
-        """Return True if a frame was passed on before the renewal, or its client has left."""
+        """Return True if a frame is dropped: it was passed on earlier, or its client has left."""
         if route.left:
             return True
         if index_of(raw) < route.next:
@@ -259,8 +259,9 @@ class Relay:
             route.renewal = frame.mac
             return False
         if route.is_source:
-            # The origin refuses the reader that the shared subscription came from, or has no more
-            # frames. The readers then read on separately, so that each gets an answer of its own.
+            # The origin has ended the subscription: it refuses the reader whose subscription became
+            # the shared one, or has no more frames. The readers then read on separately, so that
+            # each gets an answer of its own.
             if tag in CLOSING:
                 self._fan_out.refused(route)
             return False
@@ -308,7 +309,8 @@ class Relay:
         assert isinstance(opened, Opened)
         is_first, route.stream = route.stream is None, opened.stream
         if is_first and opened.first > route.next:
-            # The request has `tail` or `since_ms`, so the origin has chosen the first frame.
+            # The request has `tail` or `since_ms`, so the origin has chosen the first frame, and
+            # the client's credit counts from there.
             route.limit += opened.first - route.next
             route.next = opened.first
         self._outcomes.append(True)

@@ -35,7 +35,7 @@ class Route:
     sink: Sink
     client_corr: int
     request: bytes  # encoded, without a corr; empty once the request will not be sent again
-    deadline: float | None  # time to give up if the link is still down
+    deadline: float | None  # loop time in seconds at which to give up if the link is down
     repeatable: bool  # the request is idempotent: it may be sent twice
     changes: bool  # the request has a further effect each time that it is sent
     next: int = 0  # the index of the next logged frame
@@ -59,8 +59,8 @@ class Route:
     tried: frozenset[str] = frozenset()  # addresses of origins that have refused the request
     ledger: str | None = None  # the only ledger that can have the stream
     needs: Needs = NO_NEEDS
-    shared: bool = False  # one of several readers of a stream (see `edge.origins.fan_out`)
-    joined: bool = False  # gets its frames from another subscription; has no corr on the link
+    shared: bool = False  # the stream has several readers (see `edge.origins.fan_out`)
+    joined: bool = False  # gets its frames from the shared subscription; has no link corr
     is_source: bool = False  # the subscription that several readers share; belongs to no client
     corr_bytes: bytes = field(init=False)  # `client_corr` as encoded in a frame
 
@@ -131,7 +131,7 @@ def route_of(sink: Sink, corr: int, request: Frame, now: float) -> Route:
 def credit_on_link(route: Route) -> bytes:
     """Return the Credit frame for a route, encoded for the link.
 
-    The client counts credit in bytes from its request; the link counts it from the last renewal.
+    The client counts its byte credit from its request; the origin counts from the last renewal.
     """
     credit_bytes = route.limit_bytes
     if credit_bytes is not None:

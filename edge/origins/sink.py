@@ -16,8 +16,8 @@ class Sink(Protocol):
     def deliver_run(self, run: list[bytes], corr: bytes) -> None:
         """Take consecutive Tokens of one stream.
 
-        The frames have the link's corr. A sink that needs the client's corr can replace it by
-        `corr`, the encoded form, with `with_corr_bytes`.
+        The frames contain the corr of the link, and `corr` is the client's corr as encoded in a
+        frame. A sink that passes frames on to its client puts `corr` in with `with_corr_bytes`.
         """
 
 
