@@ -15,8 +15,9 @@ from tailrace.ledger.process.tasks import cancel
 class AsgiWriter:
     """A `ResponseWriter` whose `run` sends the written data as ASGI messages.
 
-    At most UNSENT_BYTES wait here, in addition to the server's own buffers. Each message waits for
-    the server's `send`, so back-pressure reaches the origin if the server applies any.
+    At most UNSENT_BYTES wait in this object, in addition to the server's own buffers. The next
+    message is sent when the server's `send` has returned, so back-pressure of the server, if it
+    applies any, reaches the origin.
     """
 
     def __init__(self, batch: FlushBatch, receive: Receive, send: Send) -> None:
@@ -78,7 +79,7 @@ class AsgiWriter:
         try:
             await self._pump()
         finally:
-            if not (self._ended or self._broken):  # this task was cancelled, or `send` has failed
+            if not (self._ended or self._broken):  # the task was cancelled, or `send` raised
                 self._disconnected()
             await cancel([leaving])
 

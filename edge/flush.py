@@ -54,7 +54,7 @@ class FlushBatch:
     _untimed: int = 0  # link reads to skip before the next one is timed
 
     def begin(self) -> None:
-        """Note that a read of a link begins."""
+        """Note the time at which a read of a link begins, if this read is measured."""
         if self._untimed:
             self._untimed -= 1
         elif self.clock_s is not None:

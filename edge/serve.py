@@ -91,7 +91,10 @@ async def go_away(context: TcpContext, quic: QuicListener | None, stop: Stop) ->
 
 
 async def _closed(context: TcpContext) -> None:
-    """Ask all connections, which are idle now, once more to close, and wait until they have."""
+    """Ask all connections to close, and wait until they have closed.
+
+    They were asked before, when the shutdown began. Now that every request has ended, all are idle.
+    """
     for connection in context.connections.all():
         connection.protocol.drain()
     context.batch.flush()

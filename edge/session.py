@@ -73,9 +73,9 @@ MAX_CREDIT_FRAMES = 1024
 """Maximum credit that a client may give for one stream, in frames beyond the last one sent."""
 WINDOW_BYTES = 8 << 10
 MIN_WINDOW_BYTES = 4 << 10
-"""Limits of the logged frames that wait here for a client, in bytes: WINDOW_BYTES for all of its
-streams together, but at least MIN_WINDOW_BYTES for each, and one frame more for each. If a client
-gives more credit than this, the origin gets only as much as these limits allow."""
+"""Limits of the logged frames that wait in a session for its client, in bytes. All streams of the
+client share WINDOW_BYTES equally, but each may use at least MIN_WINDOW_BYTES, and exceed its limit
+by one frame. If a client gives more credit, the edge passes only this much on to the origin."""
 MAX_MERGING_BYTES = 4 << 20
 """If the snapshots of one client hold this number of bytes, only the oldest snapshot grows."""
 MIN_LEFT_BYTES = MIN_WINDOW_BYTES // 2
@@ -145,15 +145,16 @@ class OpenStream:
         limit_bytes: The number of bytes up to which the client has given credit.
         sent_bytes: The number of bytes of logged frames that were sent to the client.
         granted_bytes: The number of bytes up to which the edge has given credit to the origin. It
-            is at most `limit_bytes`, and limits how many bytes wait here.
+            is at most `limit_bytes`, and bounds the bytes in `waiting`.
         credited_at: The value of `next_index` when the client's last Credit arrived.
         merge: Merges the frames for a snapshot; None without one, and once it has been sent. Until
             then, `sent_bytes` counts the frames that were merged, and `shown_bytes` the bytes that
             were sent to the client.
-        merged: Number of frames in `waiting` that come from the merge. They need the client's
-            credit, because the origin's credit was the edge's own.
-        ahead_bytes: How many bytes more the origin has sent than the client was sent, because they
-            became a snapshot.
+        merged: Number of frames in `waiting` that come from the merge. They must wait for credit
+            of the client. All other frames were sent by the origin with the client's credit, but
+            the frames for the merge with credit that the edge itself gave.
+        ahead_bytes: The difference between the bytes that the origin has sent and those that the
+            client was sent, because a snapshot is shorter than the frames that it replaces.
     """
 
     answered: bool = False
@@ -181,7 +182,7 @@ class OpenStream:
 
     @property
     def is_merging(self) -> bool:
-        """True while frames come from the origin that are merged."""
+        """True while some frames for the snapshot have not arrived from the origin yet."""
         return self.merge is not None and self.merge.is_due
 
     @property
@@ -403,7 +404,7 @@ class Session:
         forward.append((corr, asked))
 
     def _allowed(self, frame: Open | Resume | Cancel | Steer) -> Open | Resume | Cancel | Steer:
-        """Return a request, an Open with the class that it gets; raise CallerError if refused."""
+        """Check a request and return it; an Open gets its priority class. Raises CallerError."""
         if isinstance(frame, Open | Resume) and frame.credit > MAX_CREDIT_FRAMES:
             raise _too_much_credit(f"{type(frame).__name__}.credit")
         if isinstance(frame, Resume):
@@ -434,7 +435,7 @@ class Session:
 
     @property
     def _window_bytes(self) -> int:
-        """Maximum bytes of each stream that may wait here: its share of WINDOW_BYTES."""
+        """Maximum bytes of a stream that may wait for the client: its share of WINDOW_BYTES."""
         return max(MIN_WINDOW_BYTES, WINDOW_BYTES // len(self._streams))
 
     def _detach(self, corr: int, forward: list[ToOrigin]) -> None:

@@ -181,7 +181,8 @@ class Http3Parser(H3Connection):
         return self._is_too_long(stream_id, trailers=True)
 
     def _is_too_long(self, stream_id: int, *, trailers: bool) -> bool:
-        # aioquic buffers a HEADERS frame until it is complete, and copies it for each piece.
+        # Check the announced size now: aioquic would buffer the HEADERS frame until it is complete,
+        # and copy the buffer for each piece.
         stream = self._stream.get(stream_id)
         if stream is None or stream.frame_type != FrameType.HEADERS or stream.frame_size is None:
             return False

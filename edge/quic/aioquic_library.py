@@ -92,7 +92,7 @@ class AioquicHttp3Connection:
         self._unread: dict[int, int] = {}  # unread bytes of each request's body
         self._all_unread = 0
         self._received = 0  # bytes received in order on all streams
-        self._fresh = 0  # bytes of all responses since the last datagrams
+        self._fresh = 0  # bytes written of all responses since `datagrams` was called
         self._next_stream = 0  # the first request stream that the client has not opened
         self.cids: Sequence[bytes] = (
             connection.original_destination_connection_id,
@@ -178,7 +178,7 @@ class AioquicHttp3Connection:
         if written is None or buffer is None:
             return 0
         unsent = written - buffer.sent
-        # Data that other responses have not sent yet uses the same congestion window.
+        # Unsent data of other responses uses up the same congestion window, so subtract it.
         others_unsent = max(0, self._fresh - unsent)
         at_once = max(0, self._quic.sendable_bytes(stream) - others_unsent)
         return min(

@@ -36,8 +36,8 @@ MAX_ACK_BYTES = 512
 ACK_DELAY_EXPONENT = 3
 """Delays of acknowledgements have units of 2**3 microseconds (RFC 9000, 18.2: the default)."""
 MAX_KEPT_STREAMS = 16
-"""Maximum number of queued streams before finished ones are dropped at once. Otherwise they are
-dropped when aioquic is asked next, as after each new request."""
+"""Maximum number of streams in aioquic's queue. With more, aioquic is asked for packets at once,
+which drops finished streams from the queue. With fewer, this can wait for the next new request."""
 
 
 class SendingConnection(QuicConnection):
@@ -143,7 +143,7 @@ class SendingConnection(QuicConnection):
         datagrams = super().datagrams_to_send(now)
         self._streams_queue = [*self._streams_queue, *hidden]
         room_bytes = self._loss.congestion_window - self._loss.bytes_in_flight
-        # Something may be left only if congestion control or pacing has held it back.
+        # aioquic has now written all that is due, unless congestion control or pacing forbade it.
         self._must_ask_aioquic = (
             self._pacing_at is not None or room_bytes < self.configuration.max_datagram_size
         )
@@ -181,7 +181,7 @@ class SendingConnection(QuicConnection):
         self._pacing_at = None
         if any(not stream.sender.buffer_is_empty for stream in unsent):
             self._pacing_at = loss._pacer.next_send_time(now=now)
-            for stream in served:  # move it behind the streams that have not sent
+            for stream in served:  # move the stream behind those that have not sent
                 self._streams_queue.remove(stream)
                 self._streams_queue.append(stream)
         return datagrams

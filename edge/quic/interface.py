@@ -142,10 +142,13 @@ class QuicConnection(Protocol):
         """Handle a datagram of the client."""
 
     def expire(self, now: float) -> None:
-        """Handle the expiry of the time that `timer` returned."""
+        """Do the work that is due at the time that `timer` returned."""
 
     def timer(self) -> float | None:
-        """Return the time at which to call `expire`; each call of `datagrams` may change it."""
+        """Return when to call `expire`, in seconds of the clock of `now`; None for no timer.
+
+        Each call of `datagrams` may change this time.
+        """
 
     def events(self) -> list[Event]:
         """Return what has happened since the last call."""
@@ -174,8 +177,8 @@ class QuicConnection(Protocol):
     def writable_bytes(self, stream: int, unsent_bytes: int) -> int:
         """Return how many bytes of a response may be written now.
 
-        At most `unsent_bytes` then wait, besides what may leave at once, and at most MAX_HELD_BYTES
-        are unsent or unacknowledged.
+        After that, at most `unsent_bytes` wait in addition to the bytes that may be sent at once,
+        and at most MAX_HELD_BYTES are unsent or unacknowledged.
         """
 
     def go_away(self) -> None:

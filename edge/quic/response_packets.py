@@ -19,8 +19,8 @@ STREAM_FRAME = 0x0E
 """Type of a STREAM frame with an offset and a length (RFC 9000, 19.8). Plus 1 (FIN), the frame ends
 the stream."""
 MAX_SHORT_OFFSET = 1 << 29
-"""Offset in a stream from which offsets are encoded in 8 bytes. The 4-byte encoding would do up to
-1 << 30. The data of one call is far smaller than the difference."""
+"""Offset in a stream from which on `put` encodes all offsets in 8 bytes. Offsets below 1 << 30 fit
+into 4 bytes, and the data of one call is far smaller than the difference."""
 MIN_PIECE_BYTES = 64
 """Minimum free bytes for which a STREAM frame is put into a packet that holds other frames."""
 
@@ -54,8 +54,8 @@ class SentPacket:
 class ResponsePackets:
     """Packets of STREAM frames.
 
-    aioquic registers them as sent like those of its own packet builder: `packet_number` and `flush`
-    are what it uses of a builder.
+    This class stands in for aioquic's own packet builder, of which aioquic uses `packet_number` and
+    `flush` to register the packets as sent.
     """
 
     def __init__(
@@ -101,9 +101,9 @@ class ResponsePackets:
         return True
 
     def usable_bytes(self, stream_id: bytes, offset: int) -> int:
-        """Return how much of a stream's data there is room for, from `offset` on.
+        """Return how many bytes of a stream's data fit, from `offset` in the stream on.
 
-        `stream_id` is encoded, like everywhere here.
+        `stream_id` is encoded as in a packet, as in all methods of this class.
         """
         head_bytes = _head_bytes(stream_id, offset)
         while self._rooms and self._rooms[-1] < head_bytes + MIN_PIECE_BYTES:

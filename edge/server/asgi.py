@@ -149,7 +149,7 @@ class AsgiRequest:
     refused: Callable[[], None]
     wants_body: Callable[[], None]
     _state: State = State.PENDING
-    _source: ResponseSource = NULL_LISTENER  # writes a detached response
+    _source: ResponseSource = NULL_LISTENER  # writes the response once it is detached
     _body: bytearray = field(default_factory=bytearray)
     _body_ended: bool = False
     _body_given: bool = False  # the application has received the end of the body
@@ -164,7 +164,7 @@ class AsgiRequest:
         """Take a piece of the request's body; `ended` marks the last one."""
         self._body_ended = self._body_ended or ended
         if self._state is State.DETACHED:
-            self.consumed(len(data))  # a detached response does not use the request's body
+            self.consumed(len(data))  # nobody reads the body any more: drop it
             return
         self._body_begun = self._body_begun or bool(data)
         self._body += data

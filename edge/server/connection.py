@@ -155,7 +155,8 @@ class Connection(asyncio.Protocol):
 
     def _begin(self, transport: asyncio.Transport, alpn: str) -> None:
         self._transport = transport
-        # This high mark calls `pause_writing` exactly when `writable_bytes` falls below 1.
+        # With this high-water mark, the transport calls `pause_writing` exactly when
+        # `writable_bytes` falls below 1.
         transport.set_write_buffer_limits(high=UNSENT_BYTES - 1, low=UNSENT_BYTES // 4)
         sock = transport.get_extra_info("socket")
         try:

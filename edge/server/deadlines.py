@@ -55,7 +55,7 @@ class Deadline:
         self.on_expired = on_expired
         self._at_s: float | None = None
         self._timer: Timer | None = None
-        self._timer_s = 0.0  # when the timer fires, at or before the deadline
+        self._timer_s = 0.0  # time (`clock_s`) at which the timer fires, not after the deadline
 
     def set(self, after_s: float) -> None:
         """Set the deadline to `after_s` seconds from now, whatever was set before."""

@@ -42,7 +42,7 @@ MAX_HEADERS = 100
 """Maximum number of header fields of a request; one with more is answered with 431."""
 MAX_READ_HEADER_BYTES = 64 << 10
 """Maximum size in bytes of a header block that is decoded, so that its request can be answered with
-431. A larger one ends the connection, after at most 2 * PIECE_BYTES more of it."""
+431. A larger block ends the connection, after at most 2 * PIECE_BYTES more have been read."""
 CONNECTION_WINDOW_BYTES = 1 << 20
 """Flow-control window of a connection: maximum unread bytes of all its request bodies together."""
 PIECE_BYTES = 16 << 10
@@ -153,8 +153,8 @@ class HardenedH2Connection(H2Connection):
         """Parse input; raise FloodDetected for a header block that does not end.
 
         h2 collects the frames of a header block, up to 64, and handles them as one frame when the
-        block ends. Every other frame is shorter than the limit here, so more input than that
-        without a frame can only be an endless header block.
+        block ends. Every other frame is shorter than the limit for header blocks. So if more input
+        than this limit arrives without completing a frame, it is a header block that does not end.
         """
         events: list[Event] = []
         view = memoryview(data)

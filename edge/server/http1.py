@@ -84,7 +84,7 @@ class Http1:
         self._context = context
         self._buffer = bytearray()
         self._scanned = 0  # bytes of the buffer that have been searched for the end of a head
-        self._head_began = False  # some of the next head has arrived, if only empty lines
+        self._head_began = False  # bytes of the next head, or empty lines before it, have arrived
         self._empty_lines = 0  # number of empty lines before the next head
         self._request: CurrentRequest | None = None
         self._skipped = 0  # bytes of an answered request's body that are still to be dropped

@@ -19,8 +19,8 @@ from tailrace.edge.server.interfaces import UNSENT_BYTES, Transport
 from tailrace.ledger.errors import Overloaded
 
 MAX_BODY_BYTES = 16 << 20
-"""Maximum bytes of the bodies of all open requests of a connection. If twice the setting
-`max_body_bytes` is more, that is the limit."""
+"""Maximum bytes of the bodies of all open requests of a connection. The limit is twice the setting
+`max_body_bytes` if that is more."""
 
 
 class Http2:
@@ -101,7 +101,7 @@ class Http2:
     def _feed(self, stream: Http2Stream, data: bytes, ended: bool) -> None:
         limit = max(MAX_BODY_BYTES, 2 * self._context.config.max_body_bytes)
         dispatcher = stream.source
-        if not isinstance(dispatcher, RequestDispatcher):  # the request has been answered
+        if not isinstance(dispatcher, RequestDispatcher):  # answered: drop the body
             stream.consumed(len(data))
         elif data and self._h2.body_bytes > limit:
             stream.source = None

@@ -329,7 +329,8 @@ class Http2Connection:
     def _note_data(self, event: DataReceived, events: list[Http2Event]) -> None:
         data, size = event.data or b"", event.flow_controlled_length or 0
         stream = self.streams.get(event.stream_id)
-        # Nobody reads padding, or data of a stream that is gone: acknowledge it here.
+        # The application never reads padding, nor data of a stream that has ended. So return flow-
+        # control credit for these bytes now.
         unread = size if stream is None else size - len(data)
         if unread:
             self._h2.acknowledge_received_data(unread, event.stream_id)
@@ -359,11 +360,11 @@ class Http2Connection:
 
     @property
     def blocked_since(self) -> float | None:
-        """The time at which the longest-blocked stream became blocked, or None."""
+        """The time (`clock_s`) at which the longest-blocked stream became blocked, or None."""
         return next(iter(self._blocked.values()), None)
 
     def stalled(self, since: float) -> list[Http2Stream]:
-        """Return the streams that have been blocked since the time `since` or longer."""
+        """Return the streams that became blocked at the time `since` or earlier."""
         return [stream for stream, at in self._blocked.items() if at <= since]
 
     @property

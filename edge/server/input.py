@@ -80,8 +80,9 @@ class InputTurns:
                 who.in_line = True
                 line.append(who)
             now_s = clock_s()
-            # Add up the time of all callbacks in one iteration of the event loop. As only a wait
-            # resets the sum, it may span several iterations, which costs at most an extra wait.
+            # TURN_S limits all callbacks in one iteration of the event loop together, so add up
+            # their times. Only a wait resets the sum. If the sum spans several iterations, the only
+            # effect is a wait that was not necessary.
             self._spent_s += now_s - began_s
             began_s = now_s
             if self._spent_s >= TURN_S:

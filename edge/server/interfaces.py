@@ -78,7 +78,10 @@ class ResponseWriter(Protocol):
 
 
 class ResponseSource(Protocol):
-    """The producer of one response; the protocol calls it, but never from within its own calls."""
+    """The producer of one response.
+
+    The protocol calls these methods, but never while the source itself is calling the writer.
+    """
 
     def drained(self) -> None:
         """Continue the response, because the writer has room again."""

@@ -250,7 +250,8 @@ class WebSocket:
             session.deliver(raw)
         came.clear()
         room = self._write(room)
-        # A snapshot is written only when all of its frames are collected, which needs credit.
+        # A snapshot is written only when all of its frames have arrived from the origin, and the
+        # origin needs further credit to send them.
         self._forward(session.credits())
         if session.has_frames and not self._stalled:
             self._metrics.stalled()
