@@ -180,7 +180,7 @@ _PREFIX = {PartKind.TEXT: "text", PartKind.REASONING: "reasoning"}
 
 
 def _text_delta(part: str, text: str) -> bytes:
-    """Return a text-delta event; faster than `data_event`, because nearly all events are deltas."""
+    """Return a text-delta event, faster than `data_event`: nearly all events are text deltas."""
     if not text:
         return b""
     quoted = encode_basestring(text)

@@ -69,7 +69,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
         # anyio imports modules when the first task group is made, which takes 20 ms. We make one
-        # now, so that the first request does not wait: its client may have lost another edge.
+        # now, so that the first request, perhaps of a client whose edge was lost, does not wait.
         async with create_task_group():
             pass
         sync: DeploymentSync | None = app.state.deployment_sync

@@ -81,7 +81,7 @@ def assemble(
     if config.telemetry:
         counts = Counts(traces)
         batch = FlushBatch(clock_s=perf_counter, observe=counts.relay)
-    config.origin_credentials.connects()  # reads the files now, to find a missing file
+    config.origin_credentials.connects()  # reads the files, so that a missing file is an error now
     link = OriginPool(
         *config.origin_addresses,
         credentials=config.origin_credentials,

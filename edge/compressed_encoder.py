@@ -21,10 +21,10 @@ MIN_REPLAY_FRAMES = 64
 """Minimum number of frames that exist already for a response to be compressed: about 1 KiB."""
 MIN_COMPRESSED_BYTES = 512
 """Minimum size of a write to be compressed once the client has caught up, in bytes. The first
-smaller one ends the use of the compressor."""
+smaller write ends the use of the compressor."""
 MAX_COMPRESSORS = 64
-"""Maximum number of compressors of one edge process, each with 345 KiB. Beyond it responses are
-sent uncompressed."""
+"""Maximum number of compressors of one edge process, each of which uses 345 KiB of memory. Further
+responses are sent uncompressed."""
 WINDOW_LOG = 16
 """Logarithm of the window's size: the client needs 64 KiB to decompress a response."""
 PARAMETERS = zstandard.ZstdCompressionParameters.from_level(
@@ -98,7 +98,7 @@ class CompressedEncoder(Encoder):
         return self._inner.refusal(error)
 
     def frames(self, frames: list[bytes]) -> bytes:
-        """Return the encoded and compressed frames; the body ends with a frame that closes."""
+        """Return the encoded, compressed frames; a frame that closes the stream ends the body."""
         data = self.blocks(self._inner.frames(frames))
         if not self._is_used or not frames:
             return data

@@ -349,7 +349,7 @@ class EdgeConfig(Settings):
 
     @property
     def origin_credentials(self) -> Credentials:
-        """The credentials of this edge for its links, and those that it checks of the origins."""
+        """The credentials of the edge's links, and the CA file for the origins' certificates."""
         return Credentials(
             "edge.origin",
             self.origin_ca,

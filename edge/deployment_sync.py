@@ -39,7 +39,7 @@ class DeploymentSync:
         return [f"{self._refusals[address]}" for address in sorted(self._refusals)]
 
     def lost(self) -> None:
-        """Send the deployment to all origins again, because a ledger has lost it."""
+        """Send the deployment to all origins again, because the ledger of an origin has lost it."""
         self._lost.set()
 
     @asynccontextmanager

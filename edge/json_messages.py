@@ -27,7 +27,7 @@ class MalformedFrame(CallerError, code="bad_frame"):
 
     def __init__(self, corr: int, error: CallerError) -> None:
         message = error.message
-        # The client has sent JSON, not the bytes to which the error's offset refers.
+        # The offset refers to bytes of a binary frame, but this client has sent JSON.
         if isinstance(error, FrameError):
             message = message.removesuffix(f" at byte {error.offset}")
         super().__init__(message, field=error.field, hint=error.hint)

@@ -42,7 +42,7 @@ PREFIX = STREAM_PATH.encode()
 RESERVED = RESERVED_NAME.encode()
 
 _HOST = re.compile(r"[A-Za-z0-9._~-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
-# Encoded slashes are refused: two programs of which only one decodes them see different names.
+# Encoded slashes are refused: a proxy that decodes them would see another name than the edge.
 _ENCODED_SLASH = re.compile(rb"%2f", re.IGNORECASE)
 
 # A segment of a name: not empty, not `.` or `..`, and without control characters.

@@ -99,7 +99,7 @@ class Processes:
         return 0
 
     def _watch(self) -> None:
-        """End this child when the first process has ended, even if that was killed."""
+        """End this child when the first process has ended, even if the first process was killed."""
         os.read(self._alive, 1)
         os.kill(os.getpid(), signal.SIGTERM)
 

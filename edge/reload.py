@@ -37,7 +37,7 @@ log = structlog.get_logger("tailrace.edge")
 
 @dataclass(slots=True)
 class WatchedFile:
-    """A group of watched files, and the callback that reads them; it may raise ConfigError."""
+    """A group of watched files, and the callback that reads them and may raise ConfigError."""
 
     name: str
     files: Sequence[Path]
@@ -103,7 +103,7 @@ def watched_keys(config: EdgeConfig, authenticator: Authenticator) -> WatchedFil
 
 
 class Certificate:
-    """The TLS certificate for new connections, if there is one; renewed ones go to `quic`, too."""
+    """The TLS certificate for new connections, if any. A renewed one is also loaded into `quic`."""
 
     def __init__(self, config: EdgeConfig, server: Config) -> None:
         """Read the certificate; raise ConfigError if it cannot be read."""
@@ -177,9 +177,9 @@ def open_authenticator(config: EdgeConfig) -> Authenticator:
 def _warn_of_curtailed(ring: KeyRing) -> None:
     for key in ring.curtailed:
         log.warning(
-            "an API key of a tenant has the right admin, which is ignored",
+            "an API key of a tenant has the right `admin`, which is ignored",
             key=key.id,
             tenant=key.tenant,
-            hint="admin gives access to the streams of all tenants; make an operator's key without"
-            " --tenant",
+            hint="`admin` gives access to the streams of all tenants: make an operator's key"
+            " without --tenant",
         )

@@ -77,7 +77,7 @@ MIN_WINDOW_BYTES = 4 << 10
 client share WINDOW_BYTES equally, but each may use at least MIN_WINDOW_BYTES, and exceed its limit
 by one frame. If a client gives more credit, the edge passes only this much on to the origin."""
 MAX_MERGING_BYTES = 4 << 20
-"""If the snapshots of one client hold this number of bytes, only the oldest snapshot grows."""
+"""Maximum bytes held for the snapshots of one client. Beyond it, only the oldest snapshot grows."""
 MIN_LEFT_BYTES = MIN_WINDOW_BYTES // 2
 """When the unused credit of a stream is below this number of bytes, the edge renews it."""
 SMALL_BYTES = 125

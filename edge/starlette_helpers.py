@@ -25,7 +25,7 @@ def link_of(request: Request) -> OriginPool:
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Return the result of `work`, or cancel it and raise ClientDisconnect if the client leaves.
 
-    Read the request's body before: this function drops every message of the request.
+    Read the request's body before you call this function, which drops every message of the request.
     """
     return cast(T, await first_of(work, _disconnect(request.receive)))
 

@@ -1,6 +1,6 @@
 """The response of an endpoint that answers with a stream.
 
-An endpoint parses its request and returns a `StreamAnswer`. This holds the frame to send to the
+An endpoint parses its request and returns a `StreamAnswer`, which holds the frame to send to the
 origin, and the encoder that turns the stream's frames into the body. The server does the rest:
 back-pressure, resuming the stream when the link to the origin is lost, keepalives, metrics. A
 server that offers the ASGI extension `tailrace.writer`, as our own does, takes the response over
@@ -103,7 +103,7 @@ class StreamingAnswer(Response, ABC, Generic[S]):
 
     @abstractmethod
     def source(self, parts: ResponseParts) -> S:
-        """Return the source that sends the response."""
+        """Return the `ResponseSource` that sends the response."""
 
     @abstractmethod
     def begin(self, source: S) -> None:

@@ -16,7 +16,7 @@ log = structlog.get_logger("tailrace.edge")
 
 
 class StreamedBody(StreamingResponse):
-    """A response that sends `pieces`, and calls `close` when they end or the client leaves.
+    """A response that sends `pieces`, and calls `close` when the pieces end or the client leaves.
 
     The next piece is requested when the server's `send` has returned for the previous one. So the
     origin gets new credit only for pieces that were sent.

@@ -23,7 +23,8 @@ from tailrace.ledger.usage import UsageQuery
 from tailrace.ledger.usage_report import parse_query, sums_of, usage_document
 
 ANY_TIME_MS = 2**53
-"""A time after all others, for a query whose days the origins check by their own clocks."""
+"""A Unix time in ms in the far future. The edge parses queries as if this was the current time,
+so that it refuses no day as a future day: only the origins check that, by their own clocks."""
 
 
 async def admin_usage(

@@ -59,8 +59,8 @@ others wrote to streams of this edge."""
 NONCE_BYTES = 16
 _SCRIPT = re.compile(rb"<script\b")
 COMPRESSED_TYPES = (".css", ".js", ".svg")
-"""Suffixes of files that are sent compressed. Images and fonts are compressed already, and each
-answer with a page is different, because of its nonce."""
+"""Suffixes of files that are sent compressed. Images and fonts are compressed already. Pages would
+have to be compressed for each response, because each response has another nonce."""
 MIN_COMPRESSED_BYTES = 512
 """Minimum size of a file to compress, in bytes: a smaller one fits into one packet anyway."""
 GZIP_LEVEL, ZSTD_LEVEL = 9, 19

@@ -211,7 +211,8 @@ def _take_key(head: Head) -> tuple[str | None, Head]:
         elif (
             name == b"authorization"
             and scheme.lower() == "bearer"
-            # Other bearer tokens are for the origin: a webhook's receiver sends one, for instance.
+            # Any other bearer token stays in the request, because it is for the origin. A webhook's
+            # receiver sends one, for instance.
             and credentials.strip().startswith(PREFIX)
         ):
             text = credentials.strip()

@@ -25,7 +25,7 @@ class ConnectionLimits:
     """Counts the open connections.
 
     `exempt` returns True for addresses that `most_per_address` does not limit: proxies, whose
-    connections belong to many clients. They count towards `most`.
+    connections belong to many clients. Connections from these addresses count towards `most`, too.
     """
 
     most: int
@@ -82,6 +82,6 @@ def raise_open_files() -> int:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         except (OSError, ValueError):
-            return soft  # macOS reports an unlimited hard limit, but refuses to set it
+            return soft  # macOS reports an unlimited hard limit, but refuses to set the limit to it
         return wanted
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft

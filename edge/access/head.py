@@ -57,7 +57,7 @@ _PAIR = re.compile(r'([A-Za-z0-9!#$%&\'*+.^_`|~-]+)=(?:"((?:[^"\\]|\\.)*)"|([^",
 
 
 class Hop(NamedTuple):
-    """The client, scheme and host that one proxy reports; a part may be an empty string."""
+    """The client, scheme and host that one proxy reports; each field may be an empty string."""
 
     address: str
     scheme: str

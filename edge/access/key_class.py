@@ -1,7 +1,7 @@
 """The priority class that an API key is bound to, and what a request of that key may ask for.
 
-A bound key has its class as the default of its requests. They may ask for a less urgent class, but
-not for a more urgent one.
+A request of a bound key has the key's class by default. The request may ask for a less urgent
+class, but not for a more urgent one.
 """
 
 from __future__ import annotations

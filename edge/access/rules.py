@@ -48,7 +48,7 @@ class RefusalLog:
 
 
 class Admission(NamedTuple):
-    """The decision about a request: refused with `refusal`, or admitted if that is None.
+    """The decision about a request: refused with `refusal`, or admitted if `refusal` is None.
 
     `head` is the request as the client sent it, without its API key. `headers` must be added to the
     response. `caller` is passed on in requests to origins. `priority` is the class that the

@@ -132,7 +132,7 @@ class OriginQueries:
         return dict(zip(asked_of, answers, strict=True))
 
     async def one(self, address: str, call: Call, timeout_s: float = TIMEOUT_S) -> Document:
-        """Return the answer of one origin. Raises its refusal, or OriginUnreachable."""
+        """Return the answer of one origin. Raises the origin's refusal, or OriginUnreachable."""
         if not any(one.usable and one.address == address for one in self.link.origins):
             raise OriginUnreachable("this edge has no link to the origin")
         try:

@@ -30,7 +30,7 @@ from tailrace.ledger.frame import SCHEMA_HASH
 from tailrace.ledger.process.version import tailrace_version
 
 MAX_MERGED = 1000
-"""Maximum number of streams in a list of several origins. For more, one origin must be chosen."""
+"""Maximum number of streams in a list of several origins. A list of one origin may be longer."""
 DEFAULT_PAGE = "100"
 HEADERS = NO_STORE | {"X-Content-Type-Options": "nosniff"}
 PER_ORIGIN = ("pool", "histograms", "ledger", "warm", "warm/explain", "warm/residence")

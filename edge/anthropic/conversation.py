@@ -111,8 +111,8 @@ class _Turn:
 def read_conversation(system: object, given: list[Any]) -> tuple[Message, ...]:
     """Return the messages of a conversation, with its system prompt first.
 
-    Consecutive messages of the user, and of the assistant, become one. Raises CallerError, which
-    names the invalid part.
+    Consecutive messages of the user become one message, and so do those of the assistant. Raises
+    CallerError, which names the invalid part.
     """
     turns = [] if system is None else [_Turn("system", [read_text(system, "system")])]
     if not given or len(given) > MAX_MESSAGES - len(turns):

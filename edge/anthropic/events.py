@@ -46,7 +46,7 @@ STOP_REASON = {
 }
 """Maps finish reasons to `stop_reason`. Anthropic's API shows every other reason as an error."""
 STOP_SEQUENCE = "stop_sequence"
-"""The `stop_reason` of text that ended at a stop sequence; the `message` of the StreamEnd names the sequence."""
+"""The `stop_reason` of text that ended at a stop sequence, which `StreamEnd.message` names."""
 CANCELLED = "cancelled"
 """The `stop_reason`, unknown to Anthropic, of a message that was cancelled and is read later."""
 
@@ -90,7 +90,7 @@ class Block(ABC):
 
 
 class TextBlock(Block):
-    """Text of the answer. It starts with the first text that is not empty."""
+    """Text of the answer. The block starts with the first piece of text that is not empty."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class TextBlock(Block):
 class ThinkingBlock(Block):
     """Reasoning of the model, apart from its answer.
 
-    The block's signature consists of the ids of the stream and the part. No signature is checked,
+    The block's signature consists of the stream's id and the part's number. It is never checked,
     because reasoning that a client sends back does not become part of the conversation.
     """
 

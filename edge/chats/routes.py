@@ -26,7 +26,7 @@ from tailrace.ledger.errors import CallerError
 
 CHATS_PATH = "/v1/chats"
 FOLLOWED = (View.SSE, View.NDJSON, View.JSONL)
-"""The views (media types) in which the events of a chat can be sent while it goes on."""
+"""The views (media types) in which the events of a chat can be sent while the chat goes on."""
 
 
 async def create(request: Request) -> Response:

@@ -76,7 +76,7 @@ class Encoder(Protocol):
     def frames(self, frames: list[bytes]) -> bytes:
         """Encode these raw frames, in order.
 
-        The first call may have no frames: it returns the bytes that begin the body, if any.
+        The first call may be without frames. It then returns the bytes that begin the body, if any.
         """
 
     def keepalive(self) -> bytes:

@@ -100,7 +100,7 @@ def only_position(
         after: The values of `?after=`.
         last_event_id: The value of `Last-Event-ID`; one that is empty counts as absent.
         parse: Parses a position, given its text and the field that has it.
-        positions: What the error calls positions.
+        positions: The word for positions in the error.
 
     Raises:
         CallerError: Two positions differ, or `parse` has refused one.

@@ -159,7 +159,7 @@ class _Settings(BaseModel):
     )
 
     def to_open(self, *, idempotency_key: str) -> Open:
-        """Return the Open frame, with the class that the request's key allows.
+        """Return the Open frame, with a priority class that the request's key allows.
 
         Raises:
             CallerError: A word is not a value of its enum.
@@ -289,7 +289,7 @@ class SteerBody(BaseModel):
 
 
 class Start(NamedTuple):
-    """A request to start a stream; `chat` is the id of the chat that gets it as a turn, if any."""
+    """A request for a stream, and the id of the chat that gets the stream as a turn, if any."""
 
     wanted: Open
     chat: str | None = None
@@ -347,10 +347,11 @@ def parse_steer(body: bytes) -> str:
 
 
 def _parse(model: type[Body], body: bytes, example: str) -> Body:
-    """Parse the body into the pydantic class `model`; an invalid body takes no more work.
+    """Parse the body into the pydantic class `model`; raise CallerError if it is not valid.
 
     pydantic collects all faults, and a body of a megabyte can have 400,000. So unknown names and
-    long lists, which could cause most faults, are refused before pydantic sees the body.
+    long lists, which could cause most faults, are refused before pydantic sees the body. An invalid
+    body then takes no more work than a valid one.
     """
     document = read_object(body, example)
     _refuse_unknown(document, model)

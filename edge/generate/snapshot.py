@@ -52,8 +52,8 @@ class SnapshotFolder:
 
     Consecutive frames of text become one frame. Every other frame stays as it is, and ends the text
     before it. A final Revision counts as text, and the interim Revisions that it replaces are
-    dropped: nothing else is ever replaced. A Revision that replaces frames from before the first
-    added frame stays as it is, because the client already has those frames.
+    dropped. No Revision replaces any other text. A Revision that replaces frames from before the
+    first added frame stays as it is, because the client already has those frames.
     """
 
     def __init__(self, folded: Folded = as_snapshot, corr: int = 0) -> None:

@@ -57,7 +57,7 @@ CANCELLED = "cancelled"
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One route: the model of its requests, and the shape of its answers."""
+    """One route of OpenAI's API: how its requests are parsed, and how its answers look."""
 
     body: type[Any]
     """The pydantic model of a request: a `StreamedSettings` with a method `opens`."""

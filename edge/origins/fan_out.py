@@ -218,15 +218,15 @@ class FanOut:
         self._table = table
         self._send = send
         self._ask = ask
-        # Maps a stream's id to the route of its only reader, or to the state that several share.
+        # Maps a stream's id to its shared state, or to the route of its reader if it has only one.
         self._by_stream: dict[bytes, Route | SharedStream] = {}
 
     def opened(self, route: Route) -> None:
         """Note a reader whose request the origin has answered with Opened on this connection.
 
-        A reader shares a subscription only if the origin has sent a Pass for it. The Pass is proof
-        of its access, with which the stream is requested again when the reader leaves the shared
-        subscription.
+        A reader shares a subscription only if the origin has sent a Pass for the reader's request.
+        The Pass proves the reader's access: when the reader leaves the shared subscription, it is
+        the capability with which the stream is requested again.
         """
         stream = route.stream
         may_share = route.follow and route.renewal is not None and route.limit_bytes is not None
@@ -273,7 +273,7 @@ class FanOut:
             self._by_stream.pop(stream, None)
 
     def refused(self, source: Route) -> None:
-        """Handle the origin's end of a shared subscription before the end of the stream."""
+        """Dissolve a shared subscription that the origin ended before the end of the stream."""
         if (shared := self._shared(source)) is not None:
             self._dissolve(shared)
 
@@ -315,7 +315,7 @@ class FanOut:
         return finished
 
     def _place(self, shared: SharedStream, route: Route) -> None:
-        """Let a reader join the shared subscription, or make that of the reader the shared one."""
+        """Let a reader join the shared subscription, or make the reader's own the shared one."""
         if not has_credit(route):
             return
         if shared.covers(route):

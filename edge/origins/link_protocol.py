@@ -24,7 +24,7 @@ from tailrace.ledger.process.version import software
 from tailrace.ledger.wire.handshake import Handshake, Side, refused
 
 LINK_IDLE_TIMEOUT_S = 16.0
-"""Idle timeout of this edge's link, in seconds. Each Heartbeat tells it to the origin."""
+"""Idle timeout of this edge's link, in seconds. Each Heartbeat tells the origin this timeout."""
 HEARTBEAT_REPLY = encode(Heartbeat(0, ready=True, patience_ms=round(LINK_IDLE_TIMEOUT_S * 1000)))
 """The answer to each Heartbeat of the origin."""
 

@@ -1,7 +1,7 @@
 """Counts the open requests of clients at the origins, by address and by tenant.
 
 A link to an origin carries a bounded number of requests, for all clients of an edge together. One
-client may use only a part of them, however many connections it spreads its requests over.
+client may use only a part of this number, however many connections it spreads its requests over.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The links to all origins: which origin gets a request, and which one continues it after a loss.
 
 `load_balancing` chooses the origin of a new request. When an origin is lost, another origin with
-the same ledger continues its streams; without one, they wait until the same origin is back. If an
-origin refuses a request that it has not begun, for example because it is full, the others are
-asked.
+the same ledger continues its streams; if there is no such origin, the streams wait until the lost
+one is back. If an origin refuses a request that it has not begun, for example because it is full,
+the other origins are asked.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ class RelayCounters:
     repeated: int = 0
     """Number of stream frames that were received again after a lost link, and dropped."""
     replayed: int = 0
-    """Number of frames by which readers were behind the end of their stream when it was opened."""
+    """Number of older frames that origins had to replay when clients opened or resumed streams."""
     renewals: int = 0
     """Number of times that a stream was requested again after a lost link."""
     losses: int = 0

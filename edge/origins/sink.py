@@ -17,7 +17,7 @@ class Sink(Protocol):
         """Take consecutive Tokens of one stream.
 
         The frames contain the corr of the link, and `corr` is the client's corr as encoded in a
-        frame. A sink that passes frames on to its client puts `corr` in with `with_corr_bytes`.
+        frame. A sink that passes frames on to its client inserts `corr` by `with_corr_bytes`.
         """
 
 

@@ -16,7 +16,7 @@ HEARTBEAT_EVERY_S = 4.0
 
 
 class Watchers:
-    """The clients that get Heartbeats; decides which of them get one now."""
+    """The clients that get Heartbeats; decides which clients get one now."""
 
     def __init__(self) -> None:
         self._sinks: dict[Sink, None] = {}  # sinks with the oldest Heartbeat come first

@@ -35,7 +35,7 @@ from tailrace.edge.quic.interface import (
 )
 
 CONTROL_BYTES_PER_REQUEST = 256
-"""Number of bytes that each request lets the client send in addition on its control streams."""
+"""Number of bytes by which each request raises the limits of the client's control streams."""
 
 ResetToken = Callable[[bytes], bytes]
 """A function that returns the stateless reset token of a connection id."""

@@ -5,10 +5,10 @@ looks for 15 kinds of frames, and at the end it begins one packet more to find t
 So packets of responses are written here, many at once. aioquic's congestion control, flow control,
 encryption and loss recovery are used as they are.
 
-aioquic writes all other packets. It is asked for them after everything that can make one due: a
-packet that the client wants acknowledged, a packet from another address or for another connection
-id, a loss, a timer, many finished streams, and our own calls. Nothing is due after a packet that
-only acknowledges, and most packets of a client do only that.
+aioquic writes all other packets. This module asks aioquic for them after each event that can make
+one due: a packet that the client wants acknowledged, a packet from another address or for another
+connection id, a loss, a timer, many finished streams, and our own calls. Most packets of a client
+only acknowledge, and after these nothing is due.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class DataReceived:
 
 @dataclass(frozen=True, slots=True)
 class HeadersTooLarge:
-    """The head of a request is over MAX_HEADER_BYTES. It may be answered; no body follows."""
+    """A request's head is over MAX_HEADER_BYTES. The request may be answered; no body follows."""
 
     stream: int
 
@@ -204,7 +204,7 @@ class UnroutedDatagram:
 
 
 class QuicLibrary(Protocol):
-    """A QUIC implementation: creates connections, and answers datagrams of no known connection."""
+    """A QUIC implementation: creates connections, and answers datagrams without a connection."""
 
     cid_bytes: int
     """Length of the connection ids that are issued; a short header does not contain it."""

@@ -200,7 +200,8 @@ class WebSocket:
             self._session.charge(EMPTY_POINTS)
         self._size += size
         if self._size > MAX_MESSAGE_BYTES or is_text is not self._is_json:
-            # The session creates the error from the type and the length of the message alone.
+            # Drop the pieces: the session needs only the type and the length of a message to create
+            # the error.
             self._parts.clear()
             unread = bytes(self._size)
             self._session.receive(unread.decode() if is_text else unread)

@@ -101,7 +101,8 @@ class EdgeMetrics(Collector):
         found = Counter({(protocol, state): 0 for protocol in PROTOCOLS for state in STATES})
         for origin in self._link.origins:
             for route in origin.relay.routes():
-                # A sink that a test or an embedding program made may lack `protocol`.
+                # `Sink` does not require a `protocol`: the sinks of tests and of other programs
+                # that embed this edge may have none.
                 protocol = getattr(route.sink, "protocol", OTHER)
                 found[protocol, _state_of(route, origin)] += 1
         family = GaugeMetricFamily(

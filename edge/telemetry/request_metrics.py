@@ -56,7 +56,7 @@ class Counts:
         self.traces = traces
         self.requests: Counter[Answered] = Counter()
         self.errors: Counter[str] = Counter()
-        self.stalls: Counter[str] = Counter()  # counted by protocol
+        self.stalls: Counter[str] = Counter()  # number of stalls by protocol
         self.relayed = Histogram(
             "tailrace_edge_relay_seconds",
             "Seconds from a read of frames to their writes to clients, for one read in eight",
@@ -80,7 +80,7 @@ class Counts:
         )
 
     def error(self, code: str) -> None:
-        """Count an error that was sent to a client, as the response or within one."""
+        """Count an error that was sent to a client, as a response or as an event of a stream."""
         known = code in self.errors or len(self.errors) < MAX_CODES
         self.errors[code if known else OTHER] += 1
 
@@ -102,7 +102,7 @@ PROTOCOLS = {"1.0": "h1", "1.1": "h1", "2": "h2", "3": "h3"}
 CLIENT_GONE = 499
 """Status that is counted for a request whose client left before the response began, as in nginx."""
 NOWHERE = "other"
-"""Label of the route, method or protocol of requests that have none of the known ones."""
+"""Label for requests whose route, method or protocol is not a known one."""
 METHODS = frozenset("GET HEAD POST PUT DELETE OPTIONS PATCH".split())
 
 # A client's own request id is used if it is safe in logs and headers.
@@ -185,7 +185,7 @@ class RequestMetrics:
     def wrote(self, writes: int) -> None:
         """Record that `writes` pieces of the body have been written.
 
-        The first, second, fourth and so on are events of the trace.
+        Only writes 1, 2, 4, 8 and so on become events of the trace, so that a long stream has few.
         """
         first, self.writes = not self.writes, max(self.writes, writes)
         if first and self._counts is not None:
@@ -268,7 +268,7 @@ def with_trace(request: A, metrics: RequestMetrics) -> A:
 
 
 def note_error(code: str) -> None:
-    """Record the code of an error in the response to the current request."""
+    """Record the code of an error that the response to the current request contains."""
     metrics = current.get()
     if metrics is not None:
         metrics.failed(code)

@@ -79,7 +79,7 @@ class DevVars(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The result of reading a file for one environment. If a key is refused, it has no settings."""
+    """The result of reading a file for one environment; without settings if a key is refused."""
 
     file: str
     findings: list[Finding]
@@ -93,7 +93,7 @@ class Reading:
         return [one for one in self.findings if one.effect is Effect.REFUSED]
 
     def check(self) -> None:
-        """Raise ConfigError if keys are refused. It shows the first one and counts the others."""
+        """Raise ConfigError if keys are refused: it names the first key and counts the others."""
         if not self.refused:
             return
         first, *others = self.refused
@@ -165,7 +165,7 @@ class _Wrong(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Scope:
-    """The keys that apply in the environment `name`, or at the top level if it is None."""
+    """The keys that apply in the environment `name`; if `name` is None, those of the top level."""
 
     top: Table
     name: str | None
@@ -188,7 +188,7 @@ class _Scope:
         return self.top if self.name is None else self.environments[self.name]
 
     def place(self, key: str) -> str | None:
-        """Return the path of a key in the file, inherited or not; None if no such key applies."""
+        """Return the path of a key, which may be inherited; None if no such key applies."""
         if key in self.own:
             return key if self.name is None else f"env.{self.name}.{key}"
         pair = {"route": "routes", "routes": "route"}.get(key)
@@ -196,7 +196,7 @@ class _Scope:
         return key if inherited and key in self.top else None
 
     def value(self, key: str) -> object:
-        """Return the value of a key, inherited or not; None if no such key applies."""
+        """Return the value of a key, which may be inherited; None if no such key applies."""
         if self.place(key) is None:
             return None
         return self.own.get(key, self.top.get(key))
@@ -312,7 +312,7 @@ def _secrets(
 ) -> dict[str, Source]:
     """Return the secrets of `.dev.vars` by name.
 
-    Raises _Wrong if a line is not valid or a required secret is missing. It shows no value.
+    Raises _Wrong if a line is not valid or a required secret is missing. The error shows no value.
     """
     found: dict[str, Source] = {}
     if dev_vars is not None:
