@@ -1,8 +1,8 @@
 """A read-only view of a ledger on PostgreSQL while origins use it.
 
 A snapshot is a transaction that is REPEATABLE READ READ ONLY, so a standby can serve it, too.
-During the transaction a lock keeps origins from dropping partitions of frames: a snapshot has the
-rows of its moment, but a dropped table is gone from it at once.
+During the transaction a lock keeps origins from dropping partitions of frames: a snapshot keeps
+deleted rows, but it loses a dropped table at once.
 """
 
 from __future__ import annotations
@@ -88,10 +88,9 @@ WHERE NOT EXISTS (SELECT FROM stream s WHERE s.sid = f.sid)
 class PostgresStatus(LedgerStatus):
     """Figures of a ledger on PostgreSQL. Sizes of tables include their indexes and free space.
 
-    `frames` counts the frames of streams that have not expired. `frame_bytes`, the size of the
-    tables of frames, also includes frames that the `expired_streams` have left there.
-    `bytes_per_frame` is `frame_bytes` divided by `frames`. `origins` counts the origins with a
-    valid lease.
+    `frames` counts the frames of streams that have not expired. `frame_bytes` is the size of the
+    tables of frames, which may still have frames of the `expired_streams`. `bytes_per_frame` is
+    `frame_bytes` divided by `frames`. `origins` counts the origins with a valid lease.
     """
 
     table_bytes: int
@@ -103,7 +102,7 @@ class PostgresStatus(LedgerStatus):
 
 
 class PostgresReader:
-    """A reader of an open connection; create it with `reading_database`."""
+    """A `LedgerReader` on an open connection; create it with `reading_database`."""
 
     def __init__(self, url: PostgresUrl, connection: psycopg.AsyncConnection) -> None:
         self._url = url
@@ -216,8 +215,8 @@ class PostgresReader:
             return await cursor.fetchall()
         except psycopg.Error as error:
             if connection.info.transaction_status == TransactionStatus.INERROR:
-                # After an error PostgreSQL refuses every statement until this rollback, and later
-                # reads may find undamaged data.
+                # After an error PostgreSQL refuses every statement until this rollback. The reader
+                # can go on after it, because other data may be undamaged.
                 await connection.execute("ROLLBACK TO moment")
             raise _explained(error, self._url) from error
 
@@ -254,7 +253,7 @@ async def _check_version(connection: psycopg.AsyncConnection, address: PostgresU
         )
     if found != SCHEMA_VERSION:
         raise ConfigError(
-            f"the ledger in {address} is not of version {SCHEMA_VERSION}",
+            f"the ledger in {address} has another version than {SCHEMA_VERSION}",
             field="ledger.url",
             hint="another version of Tailrace created it; inspect it with that version",
         )

@@ -24,7 +24,7 @@ STREAMS_AT_ONCE = 1_000
 PIECE_RECORDS = 4_096
 """Maximum records of a stream that are in memory at a time."""
 PIECE_BYTES = 4 * 1024 * 1024
-"""Bytes of frames in memory at which a piece ends, even with fewer than PIECE_RECORDS records."""
+"""Bytes of frames at which a piece ends, even if it has fewer than PIECE_RECORDS records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class LedgerReader(Protocol):
         """Return figures of a stream's storage, such as `stored_bytes` of its frames and ids."""
 
     def records(self, row: StreamRow, start: int = 0) -> AsyncGenerator[tuple[int, Record], None]:
-        """Yield (index, record) from `start` on; raise `Damaged` at damage."""
+        """Yield (index, record) from index `start` on; raise `Damaged` at a damaged record."""
 
     def damage(self) -> AsyncIterator[str]:
         """Read the whole ledger; yield descriptions of damage that belongs to no stream."""

@@ -59,7 +59,7 @@ _COUNTS = {
     "log_rows": "count(*) FROM log",
     "removed_streams": "count(*) FROM removed",
 }
-"""SQL expressions that compute fields of `SqliteStatus`, by the name of the field."""
+"""Maps fields of `SqliteStatus` to the SQL that computes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class SqliteStatus(LedgerStatus):
     """Figures of a ledger file.
 
     `frames` counts only frames in segments, not the newest ones, which are still in the log.
-    Sizes of segments are those of their records, without SQLite's overhead. `removed_streams`
+    The size of a segment is that of its records, without SQLite's overhead. `removed_streams`
     counts streams that were removed, but whose segments are not all deleted yet.
     """
 
@@ -86,7 +86,7 @@ class SqliteStatus(LedgerStatus):
 
 
 class SqliteReader:
-    """A reader of an open ledger file; create it with `reading_file`."""
+    """A `LedgerReader` on an open ledger file; create it with `reading_file`."""
 
     def __init__(self, path: Path, snapshot: Snapshot, lost: Lost | None) -> None:
         self._path = path
@@ -100,7 +100,7 @@ class SqliteReader:
     # ---- the whole ----
 
     async def status(self) -> SqliteStatus:
-        """Return the figures; segments are counted without reading their content."""
+        """Return figures of the file, counting segments without reading their content."""
         segments = dict.fromkeys((False, True), (0, 0, 0))  # the key is True for cold segments
         for cold, *figures in self._rows(
             f"SELECT {_IS_COLD}, count(*), sum(length), sum(length(records)) FROM segment"
@@ -314,7 +314,7 @@ class SqliteReader:
             at = max(at, part.end)
 
     async def _segments(self, sid: int, start: int) -> AsyncIterator[SegmentRow]:
-        """Yield a stream's segments in order, from the one that holds index `start` on."""
+        """Yield a stream's segments in order, beginning with the one that has index `start`."""
         last = -1
         while True:
             rows = await self._queries.segments(sid, max(start, last + 1), SEGMENTS_AT_ONCE)
@@ -333,9 +333,9 @@ class SqliteReader:
         return records
 
     async def _log(self) -> dict[int, list[Entry]]:
-        """Return the records in the log by their stream's sid, in order.
+        """Return the records in the log, in order, by the sid of their stream.
 
-        Segments may have the same records. The errors of damaged rows go to `_log_damage`.
+        Some of these records may be in segments, too. Errors of damaged rows go to `_log_damage`.
         """
         if self._logged is not None:
             return self._logged
@@ -375,7 +375,7 @@ async def reading_file(path: Path) -> AsyncIterator[SqliteReader]:
 
     Raises:
         ConfigError: There is no ledger.
-        Damaged: The ledger is an empty file now, or lacks acknowledged data.
+        Damaged: The file is empty, although it had acknowledged data.
     """
     require_closed_here(existing(path))
     real = Path(os.path.realpath(path))

@@ -22,4 +22,4 @@ class Hint(StrEnum):
     RECONNECT = "reconnect"
     """A client resumed a stream."""
     OPERATOR = "operator"
-    """An operator asked for a model, which is loaded as soon as there is memory."""
+    """An operator requested a model, which is loaded as soon as there is memory for it."""

@@ -31,7 +31,7 @@ class Right(IntFlag):
 OF_A_STREAM = Right.READ | Right.CANCEL | Right.STEER
 ALL_RIGHTS = Right(sum(Right))
 DEFAULT_TENANT = "default"
-"""Tenant of keys without a tenant. Only its keys can have the right `admin`."""
+"""Tenant of API keys without a tenant. Only keys of this tenant can have the right `admin`."""
 
 
 def parse_rights(words: Iterable[str]) -> Right:

@@ -23,7 +23,7 @@ TLS = "tls"
 TCP = "tcp"
 UNIX = "unix"
 SOCKET_MODE = 0o600
-"""Mode of a Unix socket: both sides run as the same user."""
+"""File mode of a Unix socket, with which both sides must run as the same user."""
 MIN_SECRET_BYTES = 16
 HINT = "write HOST:PORT, tls://HOST:PORT or unix:///PATH"
 
@@ -31,7 +31,7 @@ P = TypeVar("P", bound=asyncio.Protocol)
 
 
 class LinkAddress(NamedTuple):
-    """Address of a link. For a Unix socket `host` is the path."""
+    """Address of a link. For a Unix socket `host` is the socket's path, and `port` is 0."""
 
     host: str
     port: int

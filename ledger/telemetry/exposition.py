@@ -19,7 +19,7 @@ REQUEST_TIMEOUT_S = 10.0
 
 
 def rendered(registry: CollectorRegistry, accept: str | None) -> tuple[str, bytes]:
-    """Return Content-Type and body: OpenMetrics if the client accepts it, otherwise text."""
+    """Return Content-Type and body: OpenMetrics if the client accepts it, else Prometheus text."""
     encode, content_type = choose_encoder(accept or "")
     return content_type, encode(registry)
 
@@ -30,7 +30,8 @@ def exposed(
 ) -> Iterator[int | None]:
     """Serve /metrics at `address` while the block runs. Yields the port.
 
-    Without an address nothing is served, and None is yielded. `setting` is the address's setting.
+    Without an address nothing is served, and None is yielded. Errors name `setting`, which sets the
+    address.
 
     Raises:
         ConfigError: The address cannot be used.
@@ -92,4 +93,4 @@ class _Handler(BaseHTTPRequestHandler):
         return "tailrace"
 
     def log_message(self, format: str, *args: object) -> None:
-        """Log nothing, because scrapes never end."""
+        """Log nothing, because Prometheus scrapes a process every few seconds."""

@@ -13,10 +13,10 @@ from prometheus_client.samples import Exemplar
 
 
 class Histogram(Collector):
-    """A histogram with one label; the label's known values are exported from the start.
+    """A histogram with one label; `values` of the label are exported from the start.
 
     An observation takes a quarter of the time of prometheus_client's histogram, which has a lock
-    for each bucket. Only one thread may write; a reader may miss the last observation. Exemplars
+    for each bucket. Only one thread may observe; a scrape may miss the last observation. Exemplars
     (the last trace of each bucket) are exported as OpenMetrics only.
     """
 
@@ -36,7 +36,7 @@ class Histogram(Collector):
     ) -> None:
         """Add `count` observations of `number` for one value of the label.
 
-        `trace_id` is the trace of one of them, for the exemplar.
+        `trace_id` is the trace of one of these observations, for the bucket's exemplar.
         """
         if value not in self._counts:
             self._begin(value)

@@ -1,8 +1,8 @@
-"""OpenTelemetry traces, exported by OTLP over HTTP. The SDK is imported only with a collector.
+"""OpenTelemetry traces, exported by OTLP over HTTP.
 
-The SDK's environment variables apply: OTEL_TRACES_SAMPLER, OTEL_EXPORTER_OTLP_HEADERS,
-OTEL_RESOURCE_ATTRIBUTES, OTEL_BSP_SCHEDULE_DELAY. The service that starts a trace decides if it is
-sampled.
+The OpenTelemetry SDK is imported only if a collector is configured. The SDK's environment variables
+apply: OTEL_TRACES_SAMPLER, OTEL_EXPORTER_OTLP_HEADERS, OTEL_RESOURCE_ATTRIBUTES,
+OTEL_BSP_SCHEDULE_DELAY. The service that starts a trace decides if the trace is sampled.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, SpanKind
 
 PATH = "/v1/traces"
-"""Path of the traces at a collector."""
+"""Path at a collector to which traces are sent."""
 EXPORT_TIMEOUT_S = 5.0
 
 HEADER = b"traceparent"
@@ -64,7 +64,7 @@ class TraceContext(NamedTuple):
 
 
 class Traces:
-    """The spans of one process; `close` exports the rest."""
+    """The spans of one process; `close` exports those that are not exported yet."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
@@ -72,7 +72,7 @@ class Traces:
 
     @classmethod
     def open(cls, collector: str | None, service: str, setting: str) -> Traces | None:
-        """Start exporting to `collector`; return None if that is None.
+        """Start exporting to the URL `collector`; return None if `collector` is None.
 
         Raises:
             ConfigError: The SDK is not installed.
@@ -108,8 +108,8 @@ class Traces:
     ) -> Span:
         """Start a span.
 
-        With `serves` it is the span of a server that handles another service's request. `start_ns`
-        is Unix time in ns, by default now.
+        With `serves` the span is that of a server that handles another service's request.
+        `start_ns` is Unix time in ns, by default now.
         """
         from opentelemetry.trace import SpanKind
 
@@ -124,7 +124,7 @@ class Traces:
 
 
 def context_of(span: Span) -> TraceContext:
-    """Return the trace context for the next service."""
+    """Return the trace context of a span, to send to the next service."""
     told = span.get_span_context()
     return TraceContext(f"{told.trace_id:032x}", f"{told.span_id:016x}", int(told.trace_flags))
 

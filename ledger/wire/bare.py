@@ -1,10 +1,10 @@
 """BARE encoding (draft-devault-bare): primitive types, and structs compiled from classes.
 
 `compile_type` turns the annotations of a class into a `Type` (encoder, decoder and name in the
-schema) once, at import. Encoders append to a bytearray. Decoders take the whole frame and a
-position, and return the value and the next position, so that errors can name the offset.
+schema) once, at import. Encoders append to a bytearray. Decoders take the whole frame and the
+position of a value, and return the value and the next position, so that errors can name the offset.
 
-Every fault is a `FrameError` whose offset is that of the first byte of the value at fault.
+Every fault is a `FrameError` with the offset of the first byte of the faulty value.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Type:
 
 
 def fault(message: str, offset: int) -> FrameError:
-    """Return the error for a faulty value; the enclosing structs add the path to `field`."""
+    """Return the error for a faulty value; each enclosing struct or list extends its `field`."""
     return FrameError(message, field="", offset=offset)
 
 
@@ -109,7 +109,7 @@ def _decode_bool(raw: bytes, pos: int) -> tuple[bool, int]:
 
 
 def _decode_sized(raw: bytes, pos: int) -> tuple[bytes, int]:
-    """Return the bytes after a length, which is checked before anything is copied."""
+    """Return the bytes that follow their length; check the length before copying any of them."""
     size, start = decode_uint(raw, pos)
     end = start + size
     if end > len(raw):
@@ -204,7 +204,7 @@ def list_of(of: Type, most: int | None = None) -> Type:
 
     def decode(raw: bytes, pos: int) -> tuple[tuple[object, ...], int]:
         count, at = decode_uint(raw, pos)
-        # Checked before any item is decoded, so that a count cannot cost memory or time.
+        # Check the count before decoding any item, so that a false count costs no memory or time.
         if most is not None and count > most:
             raise fault(f"{count} items, of {most} at most", pos)
         if count * of.min_bytes > len(raw) - at:
@@ -222,7 +222,7 @@ def list_of(of: Type, most: int | None = None) -> Type:
     return Type(f"list<{of.name}>", encode, decode, 1)
 
 
-# ---- many numbers: as an array, a hundred times as quickly as one by one ----
+# ---- many numbers: an array is encoded a hundred times as quickly as single numbers ----
 
 
 def pack_u32s(numbers: Iterable[int]) -> bytes:
@@ -327,7 +327,7 @@ Uint = Annotated[int, UINT]
 U16Int = Annotated[int, U16]
 U32Int = Annotated[int, U32]
 U32Ints = Annotated[Sequence[int], U32S]
-"""A list of numbers, decoded as a tuple."""
+"""A list of u32 numbers, which is decoded as a tuple."""
 U64Int = Annotated[int, U64]
 Float32 = Annotated[float, F32]
 Float64 = Annotated[float, F64]

@@ -24,8 +24,8 @@ def schema_text(frames: Mapping[int, type], names: Mapping[str, object]) -> str:
 
     Args:
         frames: The classes of the frames by tag.
-        names: A module's names. Their order is the order of the definitions; types that are not
-            among them are written before the first type that uses them.
+        names: The names of a module, in the order of the definitions. A type without a name there
+            is written before the first type that uses it.
     """
     found = _Definitions()
     for cls in frames.values():
@@ -50,8 +50,9 @@ def schema_identity(frames: Mapping[int, type]) -> bytes:
 def schema_shape(frames: Mapping[int, type]) -> str:
     """Return everything that decides how frames are encoded: tags, types and their order.
 
-    It has a line `tag type` for each frame, in the order of tags. A type is written out in place: a
-    struct as `{type,type}`, an enum as `<value,value>`, an alias as the type that it stands for.
+    The result has a line `tag type` for each frame, in the order of tags. Types are written without
+    names: a struct as `{type,type}`, an enum as `<value,value>`, an alias as the type that it
+    stands for.
     """
     found = _Definitions()
     for cls in frames.values():
@@ -88,13 +89,13 @@ class _Definitions:
                     self.reach(part)
 
     def _alias(self, of: Type) -> None:
-        """Define an alias if `of` is bytes of a fixed length with a name of its own."""
+        """Define an alias if `of` is a fixed number of bytes and has a name of its own."""
         if of.name.isidentifier() and of.name[0].isupper():
             self.shapes[of.name] = f"data[{of.min_bytes}]"
             self.aliases[of.name] = f"type {of.name} {self.shapes[of.name]}"
 
     def define(self, cls: type) -> None:
-        """Write the definition of a class behind those of the classes that it uses."""
+        """Write the definition of a class, after the definitions of the classes that it uses."""
         name = cls.__name__
         if issubclass(cls, IntEnum):
             members = " ".join(f"{member.name} = {member.value}" for member in cls)

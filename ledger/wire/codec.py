@@ -72,7 +72,8 @@ def bad_length(message: str) -> FrameError:
 def check_tag(tag: int, tags: Container[int], known: Container[int] = ()) -> None:
     """Check that a tag is allowed.
 
-    `known` has all tags of the schema; only the other side sends those that are not in `tags`.
+    `known` has all tags of the schema. A tag that is in `known`, but not in `tags`, may only be
+    sent in the other direction.
 
     Raises:
         FrameError: The tag is not allowed.
@@ -108,7 +109,7 @@ def with_corr(raw: Raw, corr: int) -> bytes:
 
 
 def patch_corrs(buf: bytearray, places: Iterable[tuple[int, int]]) -> None:
-    """Change the channels of frames inside `buf` in place, by pairs of offset and channel."""
+    """Change the channels of frames inside `buf`; a place has a frame's offset and new channel."""
     pack_into, offset, corr = _U32.pack_into, 0, 0
     try:
         for offset, corr in places:
@@ -186,7 +187,7 @@ class Codec(Generic[F]):
         return bytes(out)
 
     def decode(self, raw: Raw) -> tuple[int, F]:
-        """Decode exactly one whole frame and return its correlation id and the frame.
+        """Decode exactly one whole frame; return its channel (corr) and the frame.
 
         Invalid bytes raise FrameError, never another exception.
         """
@@ -198,7 +199,7 @@ class Codec(Generic[F]):
         have = len(raw) - HEADER_BYTES
         if have != length:
             kind = "truncated frame" if have < length else "bytes after the frame"
-            raise bad_length(f"{kind}: length {length}, {have} bytes follow")
+            raise bad_length(f"{kind}: the header says {length} bytes, but {have} follow it")
         tag, corr = raw[TAG_OFFSET], corr_of(raw)
         check_tag(tag, self._types)
         if header >> 28 & FLAG_ZSTD:
@@ -224,9 +225,9 @@ class Codec(Generic[F]):
 class FrameSplitter:
     """Splits a byte stream into whole frames; buffers at most one incomplete frame.
 
-    Version, flags, length and tag are checked as soon as they arrive, before the payload
-    is waited for. After a FrameError the start of the next frame is unknown: every later
-    `feed` raises the same error, and the caller must close the connection.
+    Version, flags, length and tag of a frame are checked as soon as they arrive, before the payload
+    has arrived. After a FrameError the start of the next frame is unknown, so every later `feed`
+    raises the same error, and the caller must close the connection.
     """
 
     def __init__(
@@ -258,7 +259,7 @@ class FrameSplitter:
         if self._error is not None:
             raise self._error
         if self._rest:
-            # Extended in place, so that a large frame in small pieces is copied only once.
+            # Extend the buffer in place, so that a large frame in small pieces is copied only once.
             self._rest += data
             if len(self._rest) < self._needed:
                 return []
@@ -273,9 +274,9 @@ class FrameSplitter:
         return frames
 
     def feed_one(self, data: Raw) -> bytes | None:
-        """Return the first frame if `data` completes it, and keep the rest for `feed`.
+        """Return one frame once `data` completes it, and keep later bytes for `feed`.
 
-        The caller can then change the limit or the tags before later frames are checked.
+        So the caller can change the limit or the tags before `feed` checks the later frames.
         """
         self._rest += data
         if len(self._rest) <= HEADER_BYTES:
@@ -299,8 +300,8 @@ class FrameSplitter:
             header, tag = head_of(data, start)
             length = header - VERSION_BITS
             end = start + HEADER_BYTES + length
-            # A header with flags also gets here, because its flags make `length` larger than
-            # `most`.
+            # This is also true for a header with flags, because its flags make `length` larger
+            # than `most`.
             if not (MIN_LENGTH_BYTES <= length <= most and tag in tags):
                 end = start + HEADER_BYTES + length_of(header, most)
                 check_tag(tag, tags, self._known)

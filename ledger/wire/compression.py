@@ -1,7 +1,7 @@
-"""Frames in fewer bytes: runs of Tokens as one frame, and payloads compressed by zstd.
+"""Sends frames in fewer bytes: runs of Tokens as one frame, and payloads compressed by zstd.
 
-A server sends them to a client whose Hello says that it takes compression. `packed` is the server's
-side, `unpacked` the client's. PROTOCOL.md is the specification.
+A server does this for a client whose Hello says that the client takes compression. `packed` is for
+servers, `unpacked` for clients. PROTOCOL.md is the specification.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MIN_RUN_TOKENS = 4
 MAX_RUN_TOKENS = 8_192
 """Maximum number of Tokens in a TokenRun, so that one frame cannot become millions of Tokens."""
 MAX_TOKEN_BYTES = 255
-"""Maximum size of a text in a TokenRun, whose length is one byte."""
+"""Maximum bytes of one Token's text in a TokenRun, which stores the length in one byte."""
 FLAGS_BITS = LENGTH_BITS + 4  # number of bits below the flags in a header
 
 _compressor = zstandard.ZstdCompressor(level=LEVEL)
@@ -46,9 +46,9 @@ _compressor = zstandard.ZstdCompressor(level=LEVEL)
 
 
 def packed(frames: Sequence[bytes]) -> bytes:
-    """Return frames as the bytes to send: with runs of Tokens joined, and compressed.
+    """Return the bytes to send for frames: runs of Tokens are joined, large payloads compressed.
 
-    Each channel keeps the order of its frames. Frames of different channels may change places.
+    Each channel keeps the order of its frames. Frames of different channels may be reordered.
     """
     groups: list[list[bytes]] = []
     runs: dict[bytes, list[bytes]] = {}  # the run of each channel that may still grow
@@ -103,9 +103,9 @@ def _header(payload_bytes: int, flags: int = 0) -> bytes:
 
 
 def unpacked(raw: bytes, max_frame_bytes: int = MAX_FRAME_BYTES) -> list[bytes]:
-    """Return the frames that a received frame stands for: Tokens for a TokenRun, otherwise one.
+    """Decompress a received frame; return the Tokens of a TokenRun, or any other frame alone.
 
-    `max_frame_bytes` is the limit of a frame's length, also after decompression.
+    `max_frame_bytes` limits the length of a frame before and after decompression.
 
     Raises:
         FrameError: The payload is not valid, or expands to more than the limit (`too_large`).
@@ -140,7 +140,7 @@ def _malformed(message: str) -> FrameError:
 
 
 def decompressed(raw: bytes, max_frame_bytes: int = MAX_FRAME_BYTES) -> bytes:
-    """Return a frame without compression; one that is not compressed is returned unchanged.
+    """Return a frame decompressed, or unchanged if it was not compressed.
 
     Raises:
         FrameError: The payload is not valid, or expands to more than the limit (`too_large`).
@@ -149,8 +149,8 @@ def decompressed(raw: bytes, max_frame_bytes: int = MAX_FRAME_BYTES) -> bytes:
         return raw
     packed_payload, limit = raw[PREFIX_BYTES:], max_frame_bytes - MIN_LENGTH_BYTES
     try:
-        # The size is checked before anything is decompressed. zstd itself refuses data that
-        # expands to another size than its header says.
+        # The size in the header of the zstd frame is checked before anything is decompressed. zstd
+        # itself refuses data that expands to another size.
         size = zstandard.get_frame_parameters(packed_payload).content_size
         if size == zstandard.CONTENTSIZE_UNKNOWN:
             raise _bad_payload("the payload does not say its decompressed size")

@@ -1,9 +1,9 @@
 """Mutual authentication of a link by a shared secret, which is never sent.
 
-Each side sends a nonce (Challenge) after its Hello, and answers the other's with a MAC over both
-nonces and its own role (Proof). So neither a proof of another connection nor a reflected one is
-valid. This authenticates the peer when the link is made. It does not protect later frames; use TLS
-on networks where others can change them.
+Each side sends a nonce (Challenge) after its Hello, and answers the nonce of the other side with a
+MAC over both nonces and its own role (Proof). So a proof from another connection is not valid, and
+neither is a side's own proof sent back to it. The handshake authenticates the peer when the link is
+made. It does not protect later frames; use TLS on networks where others can change data.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PEER = Shared(
 
 
 class Side(Enum):
-    """Role of a side of the handshake; its MAC includes the role."""
+    """Role of a side of the handshake, which its MAC includes."""
 
     EDGE = b"edge"  # the side that opened the connection, also if both are origins
     ORIGIN = b"origin"
@@ -52,8 +52,9 @@ class Side(Enum):
 class Handshake:
     """One side of the handshake.
 
-    `done` is True once the peer has proven the secret, or if there is no secret. This side proves
-    `secret`, but also accepts proofs of the `others`, so that keys can be rotated.
+    `done` is True once the peer has proven that it knows the secret, or if there is no secret. This
+    side proves `secret`, and accepts proofs of `secret` or of one of the `others`, so that keys can
+    be rotated.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Handshake:
         return None if self._secret is None else Challenge(self._nonce)
 
     def answer(self, challenge: Challenge) -> Proof:
-        """Return the proof for the peer's challenge.
+        """Return the proof that answers the peer's challenge.
 
         Raises:
             Unauthorized: This side has no secret, or the peer sent two challenges.

@@ -31,12 +31,13 @@ from tailrace.ledger.wire.words import *
 
 STREAM_ID_BYTES = 16
 MAC_BYTES = 32
-"""Length of an HMAC-SHA256 and of a nonce."""
+"""Length in bytes of an HMAC-SHA256, and of a nonce."""
 MAX_IDEMPOTENCY_KEY_CHARS = 255
 MAX_MESSAGES = 1024
 """Maximum length of a list in a client's frame, such as the messages of a conversation.
 
-64 KiB could hold 32,000 empty messages, which take 32 ms to decode at the edge and at the origin.
+A frame of 64 KiB could hold 32,000 empty messages, which both the edge and the origin would take
+32 ms to decode.
 """
 
 StreamId = Annotated[bytes, fixed_data(STREAM_ID_BYTES, "StreamId")]
@@ -45,8 +46,8 @@ SchemaId = Annotated[bytes, fixed_data(SCHEMA_ID_BYTES)]
 
 
 # All structs are frozen dataclasses with slots: instances of different classes are never equal, and
-# reading a field costs 11 ns, 22 ns in a named tuple. Their __init__ costs 0.5 us, and is avoided
-# where that matters (see `decode`).
+# reading a field takes 11 ns instead of the 22 ns of a named tuple. But their __init__ takes 0.5
+# us, so code that runs for every token avoids it (see `decode`).
 
 
 class Frame(Tagged):
@@ -56,7 +57,7 @@ class Frame(Tagged):
 
 
 class Logged(Frame):
-    """Base class of logged frames, with their index in the stream."""
+    """Base class of frames that are stored in a stream; `index` is their place in it."""
 
     __slots__ = ()
     index: Uint
@@ -149,7 +150,7 @@ class TokenScores:
 
 @frame(15)
 class ScoredToken(Logged):
-    """A Token of a request with `logprobs`, with the scores of each token of its text."""
+    """A Token for a request with `logprobs`: its text, and the scores of each token of the text."""
 
     text: str
     scores: tuple[TokenScores, ...]
@@ -167,7 +168,7 @@ class Notice(Logged):
 
 @frame(25)
 class Reasoning(Logged):
-    """Text that a model thinks apart from its answer; not part of the stream's text."""
+    """Text of a model's reasoning before its answer; it is not part of the stream's text."""
 
     text: str
     index: Uint
@@ -175,9 +176,9 @@ class Reasoning(Logged):
 
 @frame(29)
 class ToolCall(Logged):
-    """A piece of tool call number `call` of the stream; not part of its text.
+    """A piece of the stream's tool call number `call`; it is not part of the stream's text.
 
-    The first piece of a call has its `id` and the `name` of the function, later ones do not. The
+    Only the first piece of a call has the call's `id` and the `name` of the function. The
     `arguments` of all pieces together are JSON, unless the stream was cut off.
     """
 
@@ -193,10 +194,10 @@ class ToolCall(Logged):
 
 @frame(7)
 class Snapshot(Frame):
-    """Text that stands for the frames `first` to `index`, for a reader that asked for a snapshot.
+    """The merged text of the frames `first` to `index`, for a Resume with `snapshot`.
 
-    It is the text of Token, ScoredToken and final Revision frames, or of Reasoning frames if
-    `reasoning` is true. The next frame has the index after `index`.
+    These are Token, ScoredToken and final Revision frames, or Reasoning frames if `reasoning` is
+    true. The next frame has the index after `index`.
     """
 
     first: Uint
@@ -207,9 +208,10 @@ class Snapshot(Frame):
 
 @frame(30)
 class TokenRun(Frame):
-    """Consecutive Tokens as one frame, for a client whose Hello says that it takes compression.
+    """Consecutive Tokens as one frame, for a client whose Hello has `compression`.
 
-    Token n has the index `first` + n. Its text is the next `lengths[n]` bytes of `text` in UTF-8.
+    Token n, counted from 0, has the index `first` + n. `text` in UTF-8 has the texts of all Tokens,
+    one after the other; that of Token n has `lengths[n]` bytes.
     """
 
     first: Uint
@@ -219,7 +221,7 @@ class TokenRun(Frame):
 
 @frame(2)
 class StreamError(Frame):
-    """The refusal or failure of a request; on channel 0, of the connection."""
+    """The refusal or failure of a request, or of the whole connection if sent on channel 0."""
 
     code: str
     message: str
@@ -232,9 +234,9 @@ class StreamError(Frame):
 
 @dataclass(frozen=True, slots=True)
 class ModelTier:
-    """The tier of one of several models, and the ms until it should be ready.
+    """The tier of a model in an origin's warm pool, and the ms until the model should be ready.
 
-    `tier` is a tier of the warm pool. `reason` says why the model cannot be served, if so.
+    `reason` says why the model cannot be served; it is empty if the model can be served.
     """
 
     model: str
@@ -247,10 +249,10 @@ class ModelTier:
 class Heartbeat(Frame):
     """The state of a server, sent regularly.
 
-    The sender promises to be silent for at most `patience_ms`; then it is considered dead. The
-    fields after that are for edges: the number of running and waiting streams and its maximum
-    (`room`), the maximum of open channels on a link (`corrs`), the name of the origin's ledger,
-    and the tier of each model if the origin has several.
+    A sender that is silent for more than `patience_ms` is considered dead. The fields after that
+    are for edges: the number of running and waiting streams, its maximum (`room`), the maximum
+    number of open channels on a link (`corrs`), the name of the origin's ledger, and, if the origin
+    has several models, the tier of each.
     """
 
     clock_ms: U64Int
@@ -278,8 +280,8 @@ class Sibling:
 class Opened(Frame):
     """The answer to Open and Resume.
 
-    `created_ms` is the Unix time at which the stream was created. `note` is the note of its Open.
-    `first` is the index of the first frame that follows.
+    `created_ms` is the Unix time at which the stream was created. `note` is that of the Open that
+    created the stream. `first` is the index of the first frame that follows on this channel.
     """
 
     stream: StreamId
@@ -295,7 +297,10 @@ class Opened(Frame):
 
 @frame(10)
 class Status(Frame):
-    """The state of a stream: the answer to Cancel and Steer, and to a Resume at the end."""
+    """The state of a stream: the answer to Cancel and Steer.
+
+    It is also the last frame for a Resume that has got all frames, but no StreamEnd.
+    """
 
     stream: StreamId
     state: StreamState
@@ -320,14 +325,14 @@ class Answer(Frame):
 
 @frame(13)
 class Body(Frame):
-    """A piece of an answer's body; each uses one unit of credit."""
+    """A piece of the body of an object's answer; each Body uses one unit of `Call.credit`."""
 
     data: bytes
 
 
 @frame(14)
 class BodyEnd(Frame):
-    """The end of an answer's body."""
+    """The end of the body of an object's answer."""
 
 
 # ---- either way ----
@@ -365,8 +370,8 @@ class Tools:
     """The functions that a model may call.
 
     `functions` is JSON: a list of objects with `name` and optionally `description` and
-    `parameters` (a JSON schema). `only` is the function that REQUIRED demands. Without `parallel`
-    there is at most one call.
+    `parameters` (a JSON schema). `only` is the function that must be called if `choice` is
+    REQUIRED; None permits any function. Without `parallel` the model makes at most one call.
     """
 
     functions: str
@@ -386,8 +391,8 @@ class OutputFormat:
 class SamplingRange(NamedTuple):
     """The range of a sampling parameter.
 
-    With `above` the value must be greater than `least`. `neutral` is the value without effect, and
-    `hint` the hint of an error.
+    With `above` the value must be greater than `least`. `neutral` is the value that has no effect.
+    `hint` describes the range in an error.
     """
 
     least: float
@@ -403,7 +408,7 @@ class SamplingRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sampling parameters. None is the model's default, or off."""
+    """Sampling parameters. None means the model's default, or off if the model has none."""
 
     temperature: Float64 | None = None
     top_k: Uint | None = None
@@ -436,8 +441,8 @@ class Caller:
 
     It is absent if the edge has no API keys. An empty tenant is a caller with only a resume token.
     `rights` are the bits of the key's `Right`. `max_unfinished` and `tokens_per_s` limit all of the
-    tenant's streams. `key` is the id of the API key. `tokens_per_day` and `tokens_per_month` are
-    its budgets, by the days and months of UTC.
+    tenant's streams together. `key` is the id of the API key. `tokens_per_day` and
+    `tokens_per_month` are the key's budgets, by days and months in UTC.
     """
 
     tenant: str
@@ -453,8 +458,9 @@ class Caller:
 class Branch:
     """The point at which a new stream leaves another one, whose frames before `index` it shares.
 
-    `token` is the resume token of that stream. `text` is added to its text at that point as if the
-    model had written it. `instruction` is given to the model there as the user's next message.
+    `token` is the resume token of the other stream. At that point the new stream continues with
+    `text`, as if the model had written it. `instruction` is given to the model there as the user's
+    next message.
     """
 
     stream: StreamId
@@ -468,7 +474,7 @@ class Branch:
 class Open(Frame):
     """A request to generate, with exactly one of `prompt`, `messages` and `branch`.
 
-    The model of a `branch` is that of its parent, so `model` is empty or equal to it. Without
+    A `branch` has the model of its parent, so `model` must be empty or name that model. Without
     `cache` the operator's setting applies.
 
     `note` is returned to the stream's readers in Opened and not read by the server. `trace` is a
@@ -505,11 +511,11 @@ class Open(Frame):
 
 @frame(17)
 class Resume(Frame):
-    """A request for the frames of a stream with an index above `after`, or all of them.
+    """A request for the frames of a stream with an index above `after`, or for all frames.
 
-    Instead of `after`, `tail` asks for this many of the newest frames, and `since_ms` for the
-    frames stored at or after this Unix time. At most one of the three is given. With `snapshot` an
-    edge merges the text of the frames that exist so far into Snapshot frames.
+    Instead of `after`, `tail` requests that number of the newest frames, and `since_ms` the frames
+    stored at or after that Unix time. At most one of the three is given. With `snapshot` an edge
+    merges the text of the frames that exist so far into Snapshot frames.
     """
 
     stream: StreamId
@@ -533,8 +539,8 @@ class Resume(Frame):
 class Credit(Frame):
     """Permission to send frames on this channel.
 
-    Frames with an index below `limit` may be sent while those sent so far have fewer than `bytes`
-    bytes in total.
+    Frames with an index below `limit` may be sent. With `bytes`, a frame may be sent only while the
+    frames sent so far have fewer bytes in total.
     """
 
     limit: Uint
@@ -572,9 +578,9 @@ class Steer(Frame):
 STREAM_PATH = "/v1/stream/"
 """Path before the name of a stream, which is the percent-decoded rest of the path."""
 RESERVED_NAME = "__ds"
-"""First segment of the paths of the subscription API, which are not streams."""
+"""First segment of the subscription API's paths, which are not names of streams."""
 CALL_METHODS = ("PUT", "POST", "GET", "HEAD", "DELETE")
-"""Methods of clients. Objects use further methods for each other."""
+"""HTTP methods of Calls from clients. Objects use further methods for each other."""
 SAFE_METHODS = ("GET", "HEAD")
 """Methods that change nothing, so that they may be repeated or cut off (RFC 9110, 9.2.1)."""
 
@@ -595,9 +601,10 @@ class Proof(Frame):
 
 @frame(27)
 class Pass(Frame):
-    """A resumption capability, sent before Opened.
+    """A resumption capability, which an origin sends to an edge before Opened.
 
-    With it an edge may renew what its client reads, even if the client's token has expired.
+    After the link was lost, the edge sends it back in a Renew, so that its client can read on even
+    if the client's token has expired.
     """
 
     mac: Mac
@@ -605,7 +612,7 @@ class Pass(Frame):
 
 @frame(28)
 class Renew(Frame):
-    """A Resume by an edge that opened the stream before, with its Pass instead of a token."""
+    """A Resume by an edge that has opened the stream before: it has a Pass instead of a token."""
 
     stream: StreamId
     after: Uint | None
@@ -641,9 +648,9 @@ class Call(Frame):
 
 SCHEMA_TEXT = schema_text(FRAMES, vars())
 SCHEMA_HASH = schema_identity(FRAMES)
-"""Identity of this schema. Clients with another one are refused."""
+"""Identity of this schema. Clients with another schema are refused."""
 LOGGED = frozenset(tag for tag, cls in FRAMES.items() if issubclass(cls, Logged))
 CLOSING = frozenset((StreamEnd.tag, StreamError.tag, Status.tag, BodyEnd.tag))
-# Tags that a client may send, and tags that an edge may send on a link.
+# CLIENT has the tags that a client may send, EDGE the tags that an edge may send on a link.
 CLIENT = frozenset(tag for tag in FRAMES if Open.tag <= tag <= Steer.tag) | {Hello.tag}
 EDGE = CLIENT | {Call.tag, Challenge.tag, Proof.tag, Renew.tag, Heartbeat.tag}

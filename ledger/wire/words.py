@@ -34,10 +34,10 @@ class Word(IntEnum):
 
 
 class Durability(Word):
-    """The failures that a frame must be able to survive before readers get it.
+    """The failures that a frame must be able to survive before readers get the frame.
 
-    RELAXED: none; the frame is written within 10 ms. PROCESS: a kill of every process. POWER: a
-    power cut.
+    RELAXED: no failure; the frame is written within 10 ms. PROCESS: a kill of every process.
+    POWER: a power cut.
     """
 
     RELAXED = 0
@@ -94,9 +94,9 @@ class Unread(Word):
 
 
 class Cache(Word):
-    """Permission to answer a request from the ledger.
+    """Permission to answer a request with tokens from the ledger, without generating them.
 
-    EXACT: with the tokens of a finished stream of an identical request.
+    EXACT permits the tokens of a finished stream of an identical request.
     """
 
     NONE = 0
