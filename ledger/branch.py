@@ -74,8 +74,8 @@ def inherited(parts: Sequence[Part], sid: int, end: int) -> tuple[Part, ...]:
 def part_at(parts: Sequence[Part], sid: int, index: int, limit: int) -> tuple[int, int]:
     """Return the sid of the stream that stores record `index`, and how many records to read there.
 
-    `sid` and `parts` belong to the stream that a reader has requested. The number of records is at
-    most `limit`, and ends with the part that has `index`.
+    `sid` and `parts` belong to the stream that a reader has requested. The number is at most
+    `limit`, and counts only records of the part that has `index`.
     """
     for part in parts:
         if index < part.end:

@@ -95,7 +95,7 @@ def decode(raw: Raw) -> tuple[int, Frame]:
 def hello_schema(raw: Raw) -> bytes | None:
     """Return the schema that an encoded Hello begins with; None for any other frame.
 
-    A Hello of another release may have other fields after it, and so fail to decode.
+    The Hello of another release may have other fields after the schema, and so fail to decode.
     """
     end = PREFIX_BYTES + SCHEMA_ID_BYTES
     return bytes(raw[PREFIX_BYTES:end]) if tag_of(raw) == Hello.tag and len(raw) >= end else None

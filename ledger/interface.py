@@ -36,7 +36,7 @@ class NewStream:
     engine fingerprint). The ledger stores it as text and never reads it. A second create with the
     same `idempotency_key` and `request_hash` returns the stream that the first one created; with
     another hash it raises `Conflict`. With a `base`, the stream is a branch: it begins with records
-    of another stream, and `create` also raises `NotFound` or `BeyondEnd` if they do not exist.
+    of another stream, and `create` also raises `NotFound` or `BeyondEnd` if these do not exist.
     `identity` is a hash of everything that the records depend on, by which `known` finds the stream
     once it has ended; it is empty if no such hash determines the records.
     """

@@ -26,7 +26,7 @@ class Usage(NamedTuple):
     `ended_ms` is the Unix time at which the end was written. `priority` is the class of the
     request, and `finish` the finish reason. Of `prompt_tokens`, `cached_tokens` were found in the
     KV cache. Of `output_tokens`, `reasoning_tokens` were reasoning, and `delivered_tokens` were
-    sent to a reader; the others are unread.
+    sent to a reader; the other output tokens are unread.
     """
 
     stream: bytes

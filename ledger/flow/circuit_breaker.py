@@ -35,7 +35,7 @@ _NEXT = {
     (CircuitState.HALF_OPEN, _Event.SUCCEEDED): CircuitState.CLOSED,
     (CircuitState.HALF_OPEN, _Event.FAILED): CircuitState.OPEN,
 }
-"""The next state by state and event. Any other event changes nothing.
+"""Maps a state and an event to the next state. Any other event changes nothing.
 
 So the outcome of a request that was sent before the circuit opened has no effect.
 """
@@ -66,7 +66,7 @@ class CircuitBreaker:
         return self.state is CircuitState.CLOSED
 
     def sent(self, now: float) -> None:
-        """Record a sent request. It is the trial if the circuit is half-open."""
+        """Record a sent request, which is the trial if the circuit is half-open."""
         if self.state is CircuitState.HALF_OPEN:
             self._trial_until = now + self._trial_s
 

@@ -101,7 +101,7 @@ class Window:
         return frames if count == len(frames) else frames[:count]
 
     def wanted(self, released: int) -> int:
-        """Return how many frames may be sent now if readers may see those before `released`."""
+        """Return how many of the frames before index `released` may be sent now."""
         # Not min() and max(): they take three times as long, and this runs for every token.
         most = (self.limit if self.limit < released else released) - self.next
         if self.limit_bytes is not None:

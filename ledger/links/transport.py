@@ -173,7 +173,7 @@ def check_link(
     """Check that the settings of a link, whose names begin with `name`, fit together.
 
     Raises:
-        ValueError: They contradict each other.
+        ValueError: Settings contradict each other.
     """
     if (credentials.certificate is None) != (credentials.key is None):
         raise ValueError(f"{name}_certificate and {name}_key are given together or not at all")

@@ -206,10 +206,10 @@ class InputGate:
             raise
 
     async def enter_again(self) -> None:
-        """Wait for the gate even if cancelled; the cancellation is raised once inside.
+        """Wait for the gate even if cancelled; raise the cancellation once the event is inside.
 
-        This is for an event that was inside before: while it cleans up, no other event may be
-        inside.
+        This is for an event that was inside before, so that no other event is inside while this
+        event cleans up.
         """
         if not self._held:
             self._held = True

@@ -1,8 +1,8 @@
 """Group commit on PostgreSQL: while one group is stored, the next one forms.
 
-A group is one transaction. It has a number, which the transaction writes into the owner's row. If
-a connection is lost during a commit, that number later tells if the group was stored, so that it
-is neither lost nor stored twice.
+A group is one transaction, which writes the group's number into the owner's row. If a connection
+is lost during a commit, that number later tells if the group was stored, so that no group is lost
+or stored twice.
 """
 
 from __future__ import annotations

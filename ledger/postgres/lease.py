@@ -135,7 +135,7 @@ class Lease:
             await cancel([self._task])
 
     async def close(self) -> None:
-        """End the lease, so that others need not wait for it to expire."""
+        """End the lease, so that other origins need not wait until it expires."""
         await self.stop()
 
         async def work(connection: AsyncConnection) -> None:

@@ -127,7 +127,7 @@ class PostgresLedger:
         self._lease.keep(self._residents.sweep, self._writer.fail)
 
     async def close(self) -> None:
-        """Store pending work and end the lease, so that others need not wait."""
+        """Store pending work and end the lease, so that other origins need not wait for its end."""
         await self._writer.close()
         await self._listener.close()
         await self._lease.close()

@@ -156,7 +156,7 @@ class Retention:
             NotFound: The stream has been removed already.
         """
         if not tail.head.ended or tail.info.kind is StreamKind.OBJECT:
-            return  # only ended streams expire, and never those of objects
+            return  # only ended streams expire, and streams of objects never do
         now = self._now_ms()
         self._touched[tail.head.sid] = now + tail.ttl_ms
         # Half of the TTL, because with a TTL below TOUCH_NOW_MS every read would store the expiry.

@@ -274,7 +274,7 @@ class Server:
     async def _explain(self, error: psycopg.Error) -> TailraceError:
         """Return the error for a failed first connection.
 
-        It is a `ConfigError` only if waiting for another host cannot help.
+        The error is a `ConfigError` only if waiting for another host cannot help.
         """
         is_standby = "read-write" in str(error) or "read-only" in str(error)
         if is_standby and not (error.sqlstate or "").startswith(OPERATORS):

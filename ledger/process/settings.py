@@ -77,7 +77,7 @@ class Settings(BaseSettings):
     def load(cls, path: Path | None = None, **flags: Any) -> Self:
         """Load the settings. `flags` that are None count as not given.
 
-        Without `path`, `tailrace.toml` in the working directory is read if it is there.
+        Without `path`, `tailrace.toml` in the working directory is read if that file exists.
         Raises `ConfigError` naming the key, where it came from and what would be right.
         """
         file = file_of(path)

@@ -31,7 +31,7 @@ async def background(
 
 
 async def gather(*works: Coroutine[Any, Any, T]) -> list[T]:
-    """Run the coroutines and return their results; the first error cancels the others."""
+    """Run the coroutines and return their results; the first error cancels the other coroutines."""
     async with background(works) as tasks:
         return await asyncio.gather(*tasks)
 

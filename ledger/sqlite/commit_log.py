@@ -114,10 +114,10 @@ class Log:
             self._seq = seq
 
     def begin_anew(self, group: Group, segments: Sequence[SegmentRow]) -> None:
-        """Add to a group's commit that the log becomes empty: its records become segments.
+        """Empty the log with the commit of `group`: all of its records become segments.
 
         This is done after recovery has found damaged rows. `segments` are those that recovery has
-        made of the records before a hole.
+        made from the records before holes.
         """
         group.commit.segments += segments
         self._residents.due_tails = dict(self._residents.unstored)

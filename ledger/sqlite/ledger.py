@@ -92,9 +92,9 @@ class SqliteLedger:
     ) -> SqliteLedger:
         """Open the ledger file at `path` and recover it.
 
-        `now_ms` returns Unix time in ms. If it jumps ahead, streams expire early, so a system clock
-        should be smoothed as in `origin.steady_clock`. `vfs` and `wal_sync` are those of
-        `SqliteFile.open`.
+        `now_ms` returns Unix time in ms. If that time jumps ahead, streams expire early, so a
+        system clock should be smoothed as in `origin.steady_clock`. `vfs` and `wal_sync` are those
+        of `SqliteFile.open`.
         """
         file = await SqliteFile.open(path, vfs, wal_sync)
         ledger = await cls.recover(file, now_ms, retention=retention)
@@ -266,7 +266,7 @@ class SqliteLedger:
         absent: dict[bytes, TailraceError],
         refused: list[Refusal],
     ) -> bool:
-        """Add a step to the forming group; return True if its producer must wait for the commit.
+        """Add appends to the forming group; return True if the producer must wait for the commit.
 
         `absent` has the error of each stream without a tail. This code runs for every token, so it
         calls few functions, which saves a tenth of an append's time.

@@ -163,7 +163,7 @@ class Residents:
     def touch(self, tail: Tail) -> None:
         """Restart the retention of a stream that was read."""
         if not tail.ended or tail.info.kind is StreamKind.OBJECT:
-            return  # only ended streams expire, and never those of objects
+            return  # only ended streams expire, and streams of objects never do
         self.touched[tail.sid] = self._now_ms() + tail.ttl_ms
 
     def sweep(self) -> None:

@@ -129,8 +129,8 @@ class Storage(Protocol):
     def commit_durably(self, commit: Commit, behind: Callable[[], Commit]) -> Awaitable[None]:
         """Store a commit so that it survives a power cut once the returned awaitable is done.
 
-        `behind` returns a second commit, which needs no sync. It is called before this method
-        returns, if possible while the disk syncs, and the second commit is stored after `commit`.
+        `behind` returns a second commit, which needs no sync. This method calls `behind` before it
+        returns, if possible while the disk syncs, and stores the second commit after `commit`.
         Readers may see the second commit before `commit` is durable.
         """
 

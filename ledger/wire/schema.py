@@ -142,7 +142,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
-    """The scores of the drawn token and of the most likely ones, best first."""
+    """The scores of the drawn token, and of the most likely tokens, best first."""
 
     chosen: Score
     top: tuple[Score, ...] = ()
@@ -437,9 +437,9 @@ SAMPLING: dict[str, SamplingRange] = {
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The caller for whom an edge makes a request. Clients must not set it.
+    """The caller for whom an edge makes a request; clients must not set this field.
 
-    It is absent if the edge has no API keys. An empty tenant is a caller with only a resume token.
+    It is absent if the edge has no API keys. A caller with only a resume token has an empty tenant.
     `rights` are the bits of the key's `Right`. `max_unfinished` and `tokens_per_s` limit all of the
     tenant's streams together. `key` is the id of the API key. `tokens_per_day` and
     `tokens_per_month` are the key's budgets, by days and months in UTC.
@@ -456,7 +456,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """The point at which a new stream leaves another one, whose frames before `index` it shares.
+    """The point at which a new stream leaves another stream, after sharing frames before `index`.
 
     `token` is the resume token of the other stream. At that point the new stream continues with
     `text`, as if the model had written it. `instruction` is given to the model there as the user's

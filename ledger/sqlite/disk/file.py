@@ -4,7 +4,8 @@
   written on the event loop and then synced, without a thread if the system supports that.
 - Two connections read (`Lookups`).
 - One connection checkpoints the WAL in a thread of its own, concurrently with the writer. That is
-  safe since SQLite 3.51.3. The wheels of apsw contain such a version; the system's may be older.
+  safe since SQLite 3.51.3. The wheels of apsw contain such a version; a system's SQLite may be
+  older.
 
 Locks keep other processes from opening the file, whatever path they use.
 """
