@@ -125,8 +125,8 @@ def _settled(function: JITCallable) -> JITCallable:
     """Return the function after setting its hash, which is then the same in every process.
 
     Triton's hash of a function includes the constants used by its callees, but only by those
-    callees whose own hash is already known, so it depends on the order of earlier compilations.
-    Hashing the callees first removes that dependence.
+    callees whose own hash is already known. So the hash depends on the order of earlier
+    compilations. Hashing the callees first removes that dependence.
     """
     if function.hash is None:
         names, known = function.fn.__code__.co_names, function.fn.__globals__

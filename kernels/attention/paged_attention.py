@@ -28,9 +28,9 @@ def paged_attention(
     """Attend from every row to positions 0 .. length-1 of its sequence.
 
     q: fp32 [rows, heads * D], after RoPE. lengths, sequences: int32 [rows]; a row's sequence is an
-    index into `tables`, int32 [sequences, max_pages]; several rows may have the same. Returns fp32
-    [rows, heads * D]: zeros for length 0, and NaN for a row with faults (`row_faults`).
-    Raises TypeError or ValueError.
+    index into `tables`, int32 [sequences, max_pages]; several rows may have the same sequence.
+    Returns fp32 [rows, heads * D]: zeros for length 0, and NaN for a row with faults
+    (`row_faults`). Raises TypeError or ValueError.
 
     Source: Vaswani et al., Attention Is All You Need, 2017; pages after Kwon et al., Efficient
     Memory Management for Large Language Model Serving with PagedAttention, 2023.

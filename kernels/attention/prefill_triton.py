@@ -138,7 +138,7 @@ def prefill_attention(
     sequences: int32 [chunks]. tables: int32 [sequences, max_pages]. out: fp32 [rows, heads * D].
     faults: int32 [rows], cleared by the caller; rows whose chunk or pages are invalid get a FAULT_*
     bit and NaN, as do rows in the same block of BLOCK_M positions. max_tokens: the maximum number
-    of rows of a chunk; the rows of a longer chunk that get a program are marked as faults, the
+    of rows of a chunk; of a longer chunk, rows that get a program are marked as faults, and the
     others are not computed. Raises TypeError or ValueError.
 
     Moves q and out, and `cache.token_bytes()` per position of each chunk's sequence; computes 4 *

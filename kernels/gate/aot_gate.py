@@ -109,13 +109,13 @@ def sampled(
 ) -> set[Identity]:
     """Return the identities of the variants to compile for an architecture other than sm_90.
 
-    available: identities of the variants that the target can run. Chosen are
+    available: identities of the variants that the target can run. The result has
 
-    - of each kernel that needs more than COMMON_SHARED_BYTES of shared memory on sm_90: the variant
+    - each kernel that needs more than COMMON_SHARED_BYTES of shared memory on sm_90, in the variant
       that needs most, because a lack of shared memory keeps a kernel from running elsewhere
-    - of the other kernels of a folder that multiply with the same instructions: one kernel, of
-      which the variant with fewest instructions. The architectures get these kernels in rotation,
-      so that each is compiled for some of them.
+    - one of the other kernels of a folder that multiply with the same instructions, in the variant
+      with fewest instructions; the architectures get these kernels in rotation, so that each kernel
+      is compiled for some of them
     """
     kernels: dict[str, list[Compiled]] = {}
     for one in compiled:

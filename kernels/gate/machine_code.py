@@ -96,9 +96,9 @@ class MachineCode:
     """In a dependent launch: instructions after the wait, without subroutines (see `behind_wait`).
     """
     instructions_behind_arrival: int
-    """In a dependent launch: those after the wait that follow the first atomic to global memory.
-
-    In kernels with a barrier of all programs, that atomic is a program's arrival at the barrier.
+    """In a dependent launch: instructions after the wait that also follow the first atomic to
+    global memory. In kernels with a barrier of all programs, that atomic is a program's arrival at
+    the barrier.
     """
     instructions: int
     """Number of instructions, padding included."""

@@ -113,7 +113,7 @@ def _token(said: Mapping[str, Any]) -> Token:
 def _check_special(config: JsonObject, texts: Set[str], added: Set[str]) -> None:
     """Add a fault or note for each special token that tokenizer.json does not have.
 
-    A template that writes it would write plain letters, while transformers adds a token.
+    With such a token a template would write plain letters, while transformers adds the token.
     """
     for key, value in _named(config.raw):
         text = value.get("content") if isinstance(value, dict) else value

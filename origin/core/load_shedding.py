@@ -94,7 +94,7 @@ class LoadShedding:
         """Raise `Overloaded` if new streams of a class are refused now."""
         if self.refuses(priority):
             raise Overloaded(
-                f"too much to do for new {priority.word} streams: {self.reason}",
+                f"new {priority.word} streams are refused for now: {self.reason}",
                 min_retry_ms=OVERLOAD_RETRY_MS,
             )
 

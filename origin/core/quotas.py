@@ -41,7 +41,7 @@ class Quotas:
             raise TooManyRequests(
                 f"{unfinished} streams of this tenant have not ended",
                 code="too_many_streams",
-                hint=f"at most {most_streams}: let some end, or cancel them",
+                hint=f"the limit is {most_streams}: let some end, or cancel them",
             )
         rate = caller.tokens_per_s
         if rate is None:

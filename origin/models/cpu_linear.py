@@ -238,7 +238,7 @@ class Int8WeightLinear(FloatLinear):
         super().__init__(products.rows("int8", codes.shape, self._multiply))
 
     def _multiply(self, x: Tensor) -> Tensor:
-        # Scales passed to the product would be rounded to bf16, too.
+        # The product would round scales to bf16, so they are multiplied to the sums afterwards.
         sums = torch._weight_int8pack_mm(x.bfloat16(), self._codes, self._ones)
         return sums.float().mul_(self._scale)
 

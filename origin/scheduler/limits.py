@@ -45,12 +45,12 @@ class Limits:
 class StepLimits:
     """Limits that adapt to the duration of steps, and rise only while they are reached.
 
-    Prompt tokens can wait, so their limit is lowered first. The row of a decoding run cannot wait,
-    or its reader waits twice as long; so a second limit bounds the rows for which runs are started,
-    and other runs wait in their queues. A started run is decoded until it ends, while its rows get
-    slower as it grows; so a third limit bounds the rows that a step has time for, and less urgent
-    runs take turns within it. It is kept separately for steps with chunks of prompts, which leave
-    less time for rows.
+    There are three limits. That of the tokens per step is lowered first, because prompt tokens can
+    wait. The row of a decoding run cannot wait, or its reader would wait twice as long. So the
+    second limit bounds the number of started runs, and other runs wait in their queues. A started
+    run is decoded until it ends, and its rows get slower as it grows. So the third limit bounds the
+    rows that a step has time for, and less urgent runs take turns within it. The third limit is
+    kept separately for steps with chunks of prompts, which leave less time for rows.
     """
 
     def __init__(self, limits: Limits) -> None:

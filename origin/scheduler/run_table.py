@@ -8,8 +8,8 @@ share:
   If there is none, the run skips the step and keeps its pages.
 - A class that is behind, and runs less than its share of the running runs, may start a run in the
   place of one of a less urgent class that runs more than its share (`start`). So interactive runs
-  need not wait for the end of batch runs that came when there was no other work. If that is not
-  enough, runs of the less urgent class with a common prefix may be preempted too, all together.
+  need not wait for the end of batch runs that were started when there was no other work. If that is
+  not enough, runs of the less urgent class with a common prefix may be preempted too, all together.
 
 No run is preempted in vain: a page counts as free only if all of its holders are to be preempted.
 
@@ -18,7 +18,7 @@ or pages are taken; otherwise the order is that of arrival.
 
 The senior is the running run that is first in that order. It gets its pages before all others in a
 step, and is preempted at most once, for the start of a more urgent run. So whatever the load, the
-senior ends, then the next one: no two runs can preempt each other for ever.
+senior ends, and then the next senior: no two runs can preempt each other for ever.
 """
 
 from __future__ import annotations

@@ -275,7 +275,8 @@ class ActiveRuns(WorkerFrame):
     """The runs that the worker works on from now on and that have no emission yet.
 
     The frame is sent before the work starts, and replaces the previous ActiveRuns. If the worker
-    dies, one of these runs may be the cause. Runs that only wait in its queue cannot be.
+    dies, one of these runs may be the cause. Runs that only wait in the worker's queue cannot be
+    the cause.
     """
 
     runs: tuple[U32Int, ...] = ()
