@@ -276,7 +276,7 @@ class ObjectStore(Protocol):
         """
 
     async def seize(self, key: ObjectKey) -> None:
-        """Take an object from its owner, even a live one, so that a claim from here succeeds."""
+        """Take an object from its owner, even a live one, so that this origin can claim it."""
 
     async def owns(self, key: ObjectKey, epoch: int) -> bool:
         """Return True if the owner that claimed `epoch` has not been replaced."""

@@ -2,8 +2,8 @@
 
 `summary` reads a whole stream. `follow` reads a stream while its origin still appends to it.
 `json_lines` and `raw_frames` export streams. `verify` checks that every stream is contiguous, ended
-once, and matches its checksums. `collect` removes expired streams, as a running origin does by
-itself. `accept` accepts the loss of data after the file or its WAL was damaged.
+once, and matches its checksums. `collect` removes expired streams, as a running origin does
+regularly. `accept` accepts the loss of data after the file or its WAL was damaged.
 """
 
 from __future__ import annotations

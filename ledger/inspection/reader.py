@@ -77,7 +77,7 @@ class LedgerReader(Protocol):
         """Return sums of the usage of generations that have ended, as `Ledger.usage` does."""
 
     async def usage_row(self, stream: bytes) -> Usage | None:
-        """Return the stored usage of a stream; None for a stream that has none (yet)."""
+        """Return the stored usage of a stream; None if no usage is stored (yet)."""
 
     async def stored(self, row: StreamRow) -> dict[str, int]:
         """Return figures of a stream's storage, such as `stored_bytes` of its frames and ids."""

@@ -137,7 +137,8 @@ class DurableObject:
     async def alarm(self, retries: int) -> None:
         """Handle the alarm; `retries` is the number of failed tries so far.
 
-        Called at least once. After an exception it is called again later, up to a limit.
+        The runtime calls this at least once for each alarm. After an exception it tries again
+        later, as `RetryPolicy` says.
         """
 
     async def scheduled(self, cron: str, at_ms: int) -> None:

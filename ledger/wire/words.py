@@ -18,10 +18,10 @@ class Word(IntEnum):
 
     @classmethod
     def from_word(cls, word: str) -> Self:
-        """Return the member with this word.
+        """Return the member that is written as `word`.
 
         Raises:
-            CallerError: There is no such member.
+            CallerError: No member is written in that way.
         """
         for member in cls:
             if member.word == word:
