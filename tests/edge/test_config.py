@@ -168,7 +168,7 @@ def test_an_edge_without_an_origin_is_refused() -> None:
     [
         ({"origin": "quic://a:1"}, "write HOST:PORT, tls://HOST:PORT or unix:///PATH"),
         ({"origin": "unix://relative"}, "write HOST:PORT"),
-        ({"origin_ca": "ca.pem"}, "are for origin = tls://HOST:PORT"),
+        ({"origin_ca": "ca.pem"}, "need origin = tls://HOST:PORT"),
         ({"origin": "tls://a:1", "origin_certificate": "a.pem"}, "given together"),
         ({"origin_secret": "short"}, "at least 16 characters"),
     ],
