@@ -65,7 +65,7 @@ class FlushBatch:
         self.dirty[each] = None
 
     def flush(self) -> None:
-        """Flush everything that is dirty, in order, until these flushes make nothing dirty.
+        """Flush everything that is dirty, in order, until nothing is dirty any more.
 
         A nested call does nothing: the outer one continues.
         """

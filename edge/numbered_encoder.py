@@ -1,7 +1,7 @@
 """Encodes answers whose events are numbered, for dialects that resume after an event's number.
 
-A frame may be several events, or none. So a reader that resumes reads the whole log again, and the
-encoder skips the events that the reader has.
+A frame may be several events, or none. So for a client that resumes, the edge reads the whole log
+again, and the encoder skips the events that the client has.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ class ResponseContext:
     """Headers to add to one response, and callbacks for its end.
 
     A response that the server sends itself, without ASGI messages, outlives its ASGI task. So
-    middleware cannot change its messages or wait for its end. It adds headers and callbacks here
-    instead.
+    middleware cannot change its messages or wait for its end. Instead it adds headers and
+    callbacks to this object.
     """
 
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)

@@ -607,7 +607,7 @@ class Session:
 
     def _begin_merge(self, corr: int, stream: OpenStream) -> None:
         """Give the origin credit for all frames that exist, if the client has given credit."""
-        if not stream.is_merging:  # the reader has all frames that exist
+        if not stream.is_merging:  # the client already has every frame that exists
             stream.end_merge()
             self._leave_merge(corr)
         elif stream.has_credit:

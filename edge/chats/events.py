@@ -67,7 +67,7 @@ class ChatEncoder(Protocol):
         """Return the bytes that begin the body."""
 
     def turn(self, turn: Fields) -> bytes:
-        """Encode the event of a turn, which is its record."""
+        """Encode the event of a turn, whose data is the turn's record."""
 
     def readers(self, count: int) -> bytes:
         """Encode the number of clients that follow the chat."""

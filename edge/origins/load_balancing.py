@@ -47,7 +47,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """The needs of a request. Without a `key` it goes to the least loaded origin."""
+    """The needs of a request. Without a `key`, the request goes to the least loaded origin."""
 
     key: bytes | None = None
     model: str | None = None

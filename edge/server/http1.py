@@ -1,8 +1,8 @@
 """HTTP/1.1 on one connection: finds where requests begin and end, and enforces their timeouts.
 
 Heads are parsed by h11, and each request goes to the application. Ambiguous heads are rejected, so
-that no request can be smuggled past another server. Pipelined requests wait here until the response
-before them has ended.
+that no request can be smuggled past another server. Pipelined requests are buffered until the
+response before them has ended.
 """
 
 from __future__ import annotations
