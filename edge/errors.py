@@ -196,7 +196,7 @@ def openai_error(error: TailraceError, path: str = "") -> JSONResponse:
 def messages_error_fields(error: TailraceError) -> dict[str, object]:
     """Return the object below `error` in a response or an event of Anthropic's API.
 
-    The API has no field for the name of the parameter at fault, so the message has it.
+    The API has no field for the name of the parameter at fault, so the message contains this name.
     """
     status = MESSAGES_STATUSES.get(error.code, error.status)
     kind = MESSAGES_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
@@ -232,7 +232,7 @@ log = structlog.get_logger("tailrace.edge")
 def error_response(error: TailraceError, path: str = "") -> Response:
     """Return the response to an error, in the shape of the API at `path`.
 
-    It has the headers that RFC 9110 demands (15.5.2, 10.2.3).
+    The response has the headers that RFC 9110 demands (15.5.2, 10.2.3).
     """
     if is_openai_path(path):
         return openai_error(error, path)

@@ -75,7 +75,7 @@ class NumberedEncoder(Encoder, Generic[TextPart]):
     def _delta_format(self, part: TextPart) -> bytes:
         """Return a format string for the part's delta events, with `%d` and `%b`.
 
-        The first place is for the event's number, the second one for its text as a JSON string.
+        `%d` is for the event's number, and `%b` for the delta's text as a JSON string.
         """
 
     @abstractmethod

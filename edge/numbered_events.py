@@ -39,7 +39,7 @@ async def read_frames(
 ) -> int:
     """Call `take` with each frame until one closes the stream; return the size of all frames.
 
-    Raises TooLarge if this exceeds `most` bytes. Raises the error of a StreamError.
+    Raises TooLarge if this size exceeds `most` bytes. Raises the error of a StreamError.
     """
     size, ended = 0, False
     while not ended:

@@ -2,8 +2,8 @@
 
 The first path is for Durable Streams and their subscriptions. The second is for objects of the
 classes that the operator's wrangler file declares, by the names of its bindings. The edge checks
-the name and the size, and forwards the whole request as one Call. The object decides what the
-request means, and its answer is forwarded unchanged.
+the name and the size of a request, and forwards the whole request as one Call. The object decides
+what the request means, and its answer is forwarded unchanged.
 """
 
 from __future__ import annotations

@@ -185,7 +185,7 @@ def _type_of(block: object, allowed: tuple[str, ...], place: str) -> str:
 
 
 def read_text(content: object, place: str) -> str:
-    """Return a text that is a string or a list of text blocks."""
+    """Return the text of a field that is a string or a list of text blocks."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):

@@ -1,8 +1,8 @@
 """Shows a stream as a message of Anthropic's Messages API: its content blocks, events and document.
 
-All of it follows from the stream's log and its Opened frame, so any edge makes the same events with
-the same numbers at any time. The number is the event's `id:`, and the numbers of a message count
-from 0 without a gap. A `ping` is no event of the message and has no number.
+All of these follow from the stream's log and its Opened frame, so any edge makes the same events
+with the same numbers at any time. The number is the event's `id:`, and the numbers of a message
+count from 0 without a gap. A `ping` is no event of the message and has no number.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The events of one turn come before those of the next. The id of a turn's event is its number, such
 as 3, and that of a frame is the turn's number and the frame's index, such as 3.41. So an id says
-which events a reader has, and where it continues after a break.
+which events a reader has, and where to continue after a lost connection.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One client's subscription of a chat: reads its turns and their streams.
 
-Two tasks read: one the chat's turns and presence, the other the stream of one turn after the other.
+One task reads the chat's turns and presence, and another one the streams of the turns in order.
 A turn that begins while another still runs is shown after it, so that the events have one order.
 """
 

@@ -6,7 +6,7 @@ from tailrace.ledger.flow.backoff import Backoff
 from tailrace.ledger.flow.circuit_breaker import CircuitBreaker
 
 TRIPS = 5
-"""Number of failures in a row that open the breaker; one alone may be due to a bad request."""
+"""Number of failures in a row that open the breaker; a single one may be due to a bad request."""
 REST_MIN_S = 0.5
 """Minimum time that an open breaker refuses requests, in seconds."""
 REST_MAX_S = 30.0

@@ -21,14 +21,14 @@ every origin is far from the average."""
 PREFIX_CHARS = 256
 """Length in characters of the prompt prefix that selects an origin: prompts with the same prefix go
 to the origin that has the prefix in its KV cache. A shorter prompt goes to the least loaded origin,
-because it is cheap to compute again."""
+because its KV cache is cheap to compute again."""
 SHARED = "postgresql:"
 """Prefix of the names of ledgers that several origins can share."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An origin as the edge knows it: `streams` run or wait there, of at most `room`."""
+    """An origin as the edge knows it; `streams` of at most `room` streams run or wait there."""
 
     address: str
     up: bool = True
@@ -108,7 +108,7 @@ def ledger_of(candidates: Sequence[Candidate], key: bytes) -> str | None:
     """Return the ledger that has the object with this key, or None while it is not known.
 
     The choice depends on the origins' addresses, not on which of them are up. An origin that has
-    not reported its ledger yet is assumed to use the others' ledger, if that can be shared.
+    not reported its ledger yet is assumed to use the others' ledger, if that ledger can be shared.
     """
     known = {c.ledger for c in candidates if c.ledger}
     if len(known) <= 1:

@@ -33,7 +33,7 @@ UNCOUNTED = Owner()
 
 @dataclass(slots=True, eq=False)
 class OpenRequests:
-    """Counts the requests of one edge process; clients at `exempt` addresses only by tenant."""
+    """Counts the requests of an edge process; those from `exempt` addresses only by tenant."""
 
     most_per_address: float = inf
     most_per_tenant: float = inf

@@ -173,7 +173,7 @@ class Origin:
         return fields
 
     def ask(self, route: Route) -> None:
-        """Send a request that is new, or that another origin cannot serve."""
+        """Send a new request, or one that another origin could not serve."""
         self.relay.adopt(route)
         self.breaker.sent(now())
         if route.needs.spreads:

@@ -159,7 +159,7 @@ class OriginPool:
         self._flush()
 
     def detach(self, sink: Sink, corr: int) -> None:
-        """Stop reading a stream, which keeps running; ignored if it has closed meanwhile."""
+        """Stop reading a stream, which keeps running; ignored if the stream has closed already."""
         for origin in self.origins:
             if origin.relay.detach(sink, corr):
                 break
@@ -224,7 +224,7 @@ class OriginPool:
         return next(origin for origin in self.origins if origin.address == chosen.address)
 
     def _move(self) -> None:
-        """Move requests that wait for a lost origin to another one that can continue them."""
+        """Move requests that wait for a lost origin to another origin that can continue them."""
         for origin in self.origins:
             if not any(other.usable for other in self.origins if other is not origin):
                 continue

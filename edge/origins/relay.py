@@ -335,7 +335,7 @@ class Relay:
     # ---- clients ----
 
     def credit(self, sink: Sink, corr: int, credit: Credit) -> bool:
-        """Give the origin credit for more frames; return False if it has no such stream."""
+        """Give the origin credit for more frames; return False if this relay has no such stream."""
         route = self._table.find(sink, corr)
         if route is None:
             return False
@@ -350,7 +350,7 @@ class Relay:
         return True
 
     def detach(self, sink: Sink, corr: int) -> bool:
-        """Ask the origin to stop sending a stream; return False if it has no such stream."""
+        """Ask the origin to stop sending a stream; return False if the relay has no such stream."""
         route = self._table.find(sink, corr)
         if route is None:
             return False

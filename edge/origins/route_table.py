@@ -18,7 +18,7 @@ class RouteTable:
     limits, and counts the bytes of requests that may have to be sent again.
 
     A route that has joined a shared stream (`edge.origins.fan_out`) has no corr on the link. The
-    route of the shared subscription has one, and belongs to no client.
+    route of the shared subscription has a corr, and belongs to no client.
     """
 
     def __init__(self, last_corr: int, open_requests: OpenRequests) -> None:

@@ -180,7 +180,7 @@ class Http3Stream:
             dispatcher.disconnected()
 
     def _finish(self) -> RequestDispatcher | None:
-        """Mark the stream as ended, and return its dispatcher, which it no longer refers to."""
+        """Mark the stream as ended; return its dispatcher, and drop the stream's reference."""
         self._ended = True
         self._deadline.end()
         dispatcher, self._dispatcher = self._dispatcher, None

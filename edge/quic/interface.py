@@ -207,7 +207,7 @@ class QuicLibrary(Protocol):
     """A QUIC implementation: creates connections, and answers datagrams without a connection."""
 
     cid_bytes: int
-    """Length of the connection ids that are issued; a short header does not contain it."""
+    """Length of the connection ids that are issued; a short header does not contain the length."""
 
     def load(self, certificate: Path, key: Path) -> None:
         """Use this certificate for new connections."""

@@ -78,7 +78,7 @@ class QuicListener:
             each.start(self._server.receive, self._batch.flush)
 
     async def stop(self, timeout_s: float) -> None:
-        """Take no new requests, wait up to `timeout_s` seconds for open ones, and close all."""
+        """Take no new requests, wait `timeout_s` seconds at most for open ones, and close all."""
         if self._stopped:
             return
         self._stopped = True

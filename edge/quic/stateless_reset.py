@@ -19,8 +19,9 @@ MIN_TRIGGER_BYTES = 22
 is always shorter than the packet that it answers, so two endpoints cannot send resets for ever."""
 HIDDEN_RESET_BYTES, MAX_RESET_BYTES = 42, 100
 """Range of the length of a reset, in bytes. The length is random, so that an observer cannot tell a
-reset from other packets. A shorter packet gets a reset that is one byte shorter than the packet,
-which an observer may recognise: waiting clients send nothing but PINGs of about 30 bytes."""
+reset from other packets. A packet that is too short for this gets a reset that
+is one byte shorter than the packet, which an observer may recognise. It is answered nevertheless,
+because waiting clients send nothing but PINGs of about 30 bytes."""
 RESETS_PER_S = 200.0
 """Maximum rate of resets of one process: a forged packet costs an HMAC and a datagram."""
 _KIND, _SHORT = 0xC0, 0x40

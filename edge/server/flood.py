@@ -19,8 +19,8 @@ REFUSED_POINTS = 5.0
 EMPTY_POINTS = 1.0
 """Points for a frame that carries nothing, or next to nothing."""
 SMALL_PIECE_BYTES = 64
-"""Minimum size of a piece of a body or message, in bytes. A smaller one costs EMPTY_POINTS, unless
-it is the last one."""
+"""Minimum size of a piece of a body or message, in bytes. A smaller piece costs EMPTY_POINTS,
+unless it is the last one."""
 
 
 class FloodBudget:

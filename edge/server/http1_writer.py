@@ -29,7 +29,7 @@ class Http1Connection(Protocol):
 class Http1Writer:
     """The writer of one response, which is chunked unless it has a `Content-Length`.
 
-    HTTP/1.0 has no chunks: there the end of the connection marks the end of the response.
+    HTTP/1.0 has no chunks: the end of the connection then marks the end of the response.
     """
 
     __slots__ = (

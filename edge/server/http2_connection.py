@@ -55,7 +55,7 @@ _METHOD = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 @dataclass(frozen=True, slots=True)
 class HeadReceived:
-    """The head of a request arrived. If it is `too_large`, it is to be answered with 431."""
+    """The head of a request arrived. A request that is `too_large` is to be answered with 431."""
 
     stream: Http2Stream
     request: Request

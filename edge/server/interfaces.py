@@ -55,7 +55,7 @@ class ResponseWriter(Protocol):
     """
 
     def start(self, status: int, headers: Headers) -> None:
-        """Send the head, once, before anything else. It may wait for the first `write` or `end`."""
+        """Send the head, once, before anything else. It may be sent with the first `write`."""
 
     def write(self, data: bytes) -> None:
         """Send a piece of the body.

@@ -263,7 +263,7 @@ class WebSocket:
             self._end()
 
     def _write(self, room: int) -> int:
-        """Write the waiting messages until `writable_bytes` is below 1; return its last value.
+        """Write waiting messages until `writable_bytes` is below 1; return the last of its values.
 
         Only after a value below 1 is `drained` called once there is room again.
         """

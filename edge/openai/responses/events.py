@@ -219,8 +219,8 @@ _WHY_INCOMPLETE = {
     FinishReason.FILTERED: "content_filter",
 }
 _LAST = {COMPLETED: "response.completed", FAILED: "response.failed"}
-"""Maps a response's status to the type of its last event. With any other status, also if it was
-cancelled, the last event is `response.incomplete`."""
+"""Maps a response's status to the type of its last event. With any other status, also that
+of a cancelled response, the last event is `response.incomplete`."""
 
 
 class StreamedResponse:
