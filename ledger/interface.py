@@ -301,6 +301,40 @@ class ObjectStore(Protocol):
         """Return the names of a class's objects that have a value or an alarm, in order."""
 
 
+# ---- presence ----
+
+
+class PublishedReaders(NamedTuple):
+    """The published numbers of readers of a stream: this origin's, and those of other origins."""
+
+    own: int
+    others: int
+
+
+NO_READERS = PublishedReaders(0, 0)
+
+
+class SharedPresence(Protocol):
+    """The numbers of readers that the origins of a shared ledger publish for each other.
+
+    They are hints for people and never part of a stream. Those of an origin count while its lease
+    is valid. A crash of the storage may lose them, so that their origin must publish them again.
+    Methods raise `LedgerAway` or `LedgerFailed` like those of a ledger.
+    """
+
+    async def publish(self, readers: Mapping[bytes, int]) -> None:
+        """Store how many readers streams have at this origin, and notify the other origins."""
+
+    async def read(self, streams: Sequence[bytes]) -> Mapping[bytes, PublishedReaders]:
+        """Return the published numbers of streams; streams without readers may be missing."""
+
+    def watch(self, changed: Callable[[Sequence[bytes] | None], None]) -> None:
+        """Call `changed` with the streams for which another origin has published a number.
+
+        It gets None if any number may have changed. Notifications may be lost.
+        """
+
+
 # ---- the ledger ----
 
 
@@ -339,6 +373,10 @@ class Ledger(Protocol):
 
     @property
     def objects(self) -> ObjectStore: ...
+
+    @property
+    def presence(self) -> SharedPresence | None:
+        """The numbers of readers at other origins; None if a ledger has only one origin."""
 
     @property
     def name(self) -> str:

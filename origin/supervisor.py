@@ -139,7 +139,7 @@ class Supervisor:
             promised_s=config.slo_s,
         )
         objects.chats.begun = self._metrics.chat_turns.inc
-        self._metrics.chat_readers.set_function(lambda: objects.chats.readers)
+        self._metrics.chat_readers.set_function(lambda: objects.chats.presence.total)
         self._recorder = recorder_of(retention, config.data, self._metrics.registry)
         self._slots = slots
         if gpus := {slot.number: slot.gpu for slot in slots if slot.gpu is not None}:

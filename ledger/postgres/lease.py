@@ -17,7 +17,14 @@ from tailrace.ledger.errors import ConfigError, Damaged, LedgerAway, LedgerFaile
 from tailrace.ledger.postgres.commit import replaced
 from tailrace.ledger.postgres.schema import check_fsync
 from tailrace.ledger.postgres.server import LastingConnection
-from tailrace.ledger.postgres.statements import END_OWNER, FORGET_OWNERS, NEW_OWNER, OWN_HOST, RENEW
+from tailrace.ledger.postgres.statements import (
+    END_OWNER,
+    FORGET_OWNERS,
+    FORGET_READERS,
+    NEW_OWNER,
+    OWN_HOST,
+    RENEW,
+)
 from tailrace.ledger.process.tasks import cancel
 
 RENEWALS_PER_LEASE = 3
@@ -55,6 +62,7 @@ class Lease:
                 made = await connection.execute(NEW_OWNER, (self._name, self._lease_s, link))
                 row = await made.fetchone()
             await connection.execute(FORGET_OWNERS)
+            await connection.execute(FORGET_READERS)
             assert row is not None  # RETURNING returns the inserted row
             return int(row[0])
 

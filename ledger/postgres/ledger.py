@@ -42,6 +42,7 @@ from tailrace.ledger.postgres.commit import Writer, key_bytes, notice, ttl_ms
 from tailrace.ledger.postgres.lease import Lease, Reached
 from tailrace.ledger.postgres.listener import Listener
 from tailrace.ledger.postgres.plan import GroupPlan, Item
+from tailrace.ledger.postgres.presence import PostgresPresence
 from tailrace.ledger.postgres.retention import Retention, add_partitions, partition_at, purge
 from tailrace.ledger.postgres.rows import Blobs, Ints, stored_record, stored_sums
 from tailrace.ledger.postgres.schema import prepare
@@ -54,6 +55,7 @@ class PostgresLedger:
     """One origin's view of a shared ledger, for one event loop; create it with `open`."""
 
     objects: PostgresObjects
+    presence: PostgresPresence
 
     def __init__(
         self,
@@ -121,8 +123,9 @@ class PostgresLedger:
         lease = self._lease.number
         self._writer = Writer(self._writing, lease, self._residents, self._now_ms, self._stored)
         self.objects = PostgresObjects(self._pool, self._writer, lease, self._now_ms)
+        self.presence = PostgresPresence(self._pool, lease)
         self._listener = Listener(
-            self._server, self._pool, self._residents, lease, self._writer.fail
+            self._server, self._pool, self._residents, self.presence, lease, self._writer.fail
         )
         self._lease.keep(self._residents.sweep, self._writer.fail)
 

@@ -1,4 +1,4 @@
-"""Wakes the watchers of streams that another origin appends to.
+"""Wakes the watchers of streams that another origin appends to, or has other readers of.
 
 A notification (LISTEN/NOTIFY) only names streams. One query reads the changes of all streams that
 were named since the last query. Notifications may be lost with the connection, so all watched
@@ -16,9 +16,10 @@ from psycopg import AsyncConnection
 
 from tailrace.ledger.errors import ConfigError, LedgerAway, LedgerFailed, TailraceError
 from tailrace.ledger.flow.backoff import Backoff
+from tailrace.ledger.postgres.presence import PostgresPresence
 from tailrace.ledger.postgres.rows import Ints
 from tailrace.ledger.postgres.server import RETRY_MAX_S, RETRY_MIN_S, Pool, Server
-from tailrace.ledger.postgres.statements import CHANNEL, NEWS
+from tailrace.ledger.postgres.statements import CHANNEL, NEWS, PRESENCE_CHANNEL
 from tailrace.ledger.postgres.tail import TAIL_FRAMES, PostgresTail, Residents, StreamHead
 from tailrace.ledger.process.tasks import cancel
 
@@ -31,6 +32,7 @@ class Listener:
         server: Server,
         pool: Pool,
         residents: Residents,
+        presence: PostgresPresence,
         lease: int,
         failed: Callable[[TailraceError], None],
     ) -> None:
@@ -38,6 +40,7 @@ class Listener:
         self._server = server
         self._pool = pool
         self._residents = residents
+        self._presence = presence
         self._own = str(lease)
         self._failed = failed
         self._stale: set[int] = set()
@@ -81,13 +84,17 @@ class Listener:
                 await asyncio.sleep(backoff.next_delay_s())
 
     async def _listen_on(self, connection: AsyncConnection) -> None:
-        await connection.execute(f"LISTEN {CHANNEL}".encode())
+        for channel in (CHANNEL, PRESENCE_CHANNEL):
+            await connection.execute(f"LISTEN {channel}".encode())
         self._look_at_all()
+        self._presence.notice("*")
         async for heard in connection.notifies():
             sender, _, sids = heard.payload.partition(" ")
             if sender == self._own:
                 continue
-            if sids == "*":
+            if heard.channel == PRESENCE_CHANNEL:
+                self._presence.notice(sids)
+            elif sids == "*":
                 self._look_at_all()
             else:
                 self.look_at(map(int, sids.split()))

@@ -16,8 +16,8 @@ from psycopg import AsyncConnection
 
 from tailrace.ledger.errors import ConfigError
 
-SCHEMA_VERSION = 4
-UPGRADED_VERSIONS = (2, 3)
+SCHEMA_VERSION = 5
+UPGRADED_VERSIONS = (2, 3, 4)
 """Older versions of the tables, which this release upgrades to SCHEMA_VERSION at its first start.
 """
 MIN_SERVER_VERSION = 15_00_00
@@ -59,6 +59,16 @@ CREATE TABLE usage (                           -- one row for each generation th
 );
 CREATE INDEX usage_by_end ON usage (ended_ms);
 CREATE INDEX usage_by_key ON usage (key, ended_ms);
+"""
+# Unlogged, because a lost number of readers is published again: no commit waits for a disk or a
+# standby. After a crash of the server the table is empty.
+_PRESENCE_TABLE = """
+CREATE UNLOGGED TABLE presence (
+    stream  bytea  NOT NULL,
+    lease   bigint NOT NULL,                   -- of the origin that has these readers
+    readers bigint NOT NULL,
+    PRIMARY KEY (stream, lease)
+) WITH (fillfactor = 50);
 """
 _TABLES = """
 CREATE TABLE version (version int NOT NULL);
@@ -198,7 +208,9 @@ async def prepare(connection: AsyncConnection) -> None:
                 # Existing rows stay as they are. They have NULL as `extra`, by which readers
                 # recognise the records of version 2.
                 await connection.execute("ALTER TABLE frame ADD COLUMN extra bytea")
-            await _create(connection, _BRANCH_TABLES + _USAGE_TABLE)
+            if found <= 3:
+                await _create(connection, _BRANCH_TABLES + _USAGE_TABLE)
+            await _create(connection, _PRESENCE_TABLE)
             await connection.execute("UPDATE version SET version = $1", (SCHEMA_VERSION,))
             return
     if found != SCHEMA_VERSION:
@@ -221,7 +233,7 @@ async def version_in(connection: AsyncConnection, schema: str) -> int | None:
 
 async def _make(connection: AsyncConnection) -> None:
     await connection.execute("CREATE SCHEMA IF NOT EXISTS tailrace")
-    await _create(connection, _TABLES + _BRANCH_TABLES + _USAGE_TABLE)
+    await _create(connection, _TABLES + _BRANCH_TABLES + _USAGE_TABLE + _PRESENCE_TABLE)
     await connection.execute("INSERT INTO version VALUES ($1)", (SCHEMA_VERSION,))
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 CHANNEL = "tailrace"
 """Channel of notifications about streams with new frames: `lease sid sid …`, or `lease *`."""
+PRESENCE_CHANNEL = "tailrace_presence"
+"""Channel of notifications about numbers of readers: `lease stream stream …`, or `lease *`."""
 
 # ---- group commit ----
 
@@ -237,6 +239,32 @@ SELECT o.name FROM object o
 WHERE o.kind = $1 AND o.name > $2
     AND (o.alarm_ms IS NOT NULL OR EXISTS (SELECT FROM value v WHERE v.oid = o.oid))
 ORDER BY o.name LIMIT $3
+"""
+
+# ---- presence ----
+
+PUBLISH_READERS = """
+WITH given AS (SELECT * FROM unnest($2::bytea[], $3::bigint[]) AS k (stream, readers)),
+gone AS (
+    DELETE FROM presence p USING given g
+    WHERE p.lease = $1 AND p.stream = g.stream AND g.readers = 0
+), stored AS (
+    INSERT INTO presence (stream, lease, readers)
+    SELECT stream, $1, readers FROM given WHERE readers > 0
+    ON CONFLICT (stream, lease) DO UPDATE SET readers = excluded.readers
+)
+SELECT pg_notify($4, $5)
+"""
+# An origin's own numbers are returned whatever its lease, so that it sees if they were lost.
+PUBLISHED_READERS = """
+SELECT p.stream, coalesce(sum(p.readers) FILTER (WHERE p.lease = $2), 0)::bigint,
+    coalesce(sum(p.readers) FILTER (WHERE p.lease <> $2), 0)::bigint
+FROM presence p JOIN owner w ON w.lease = p.lease
+WHERE p.stream = ANY ($1) AND (p.lease = $2 OR w.expires > clock_timestamp())
+GROUP BY p.stream
+"""
+FORGET_READERS = """
+DELETE FROM presence p WHERE NOT EXISTS (SELECT FROM owner w WHERE w.lease = p.lease)
 """
 
 # ---- retention ----

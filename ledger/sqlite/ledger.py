@@ -34,6 +34,7 @@ from tailrace.ledger.interface import (
     NewStream,
     Record,
     Refusal,
+    SharedPresence,
     StreamInfo,
     StreamKind,
     reused_key,
@@ -66,6 +67,7 @@ class SqliteLedger:
         retention: RetentionSettings = RetentionSettings(),
     ) -> None:
         self.name = "file:"
+        self.presence: SharedPresence | None = None
         self._storage = storage
         self._creating = asyncio.Lock()
         # Streams whose creation is not stored yet, by their idempotency key.

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Any
 
 from tailrace.ledger.errors import BeyondEnd, NotFound
 from tailrace.ledger.frame import Chunk, StreamState, decode
-from tailrace.ledger.interface import Ledger, ObjectKey
+from tailrace.ledger.interface import Ledger
 from tailrace.ledger.objects.object import ObjectRequest, ObjectResponse, ReadContext
 from tailrace.ledger.wire.bare import U64_MAX
 from tailrace.origin.admin.query import Query
+from tailrace.origin.objects.chat_presence import Presence
 from tailrace.origin.streams.config import StreamConfig
 from tailrace.origin.streams.protocol import CONTENT_TYPE, NO_STORE
 from tailrace.origin.streams.state import CONFIG
@@ -39,41 +40,6 @@ NOT_GIVEN = U64_MAX + 1
 
 Turn = dict[str, Any]
 """A turn as JSON: its record, and in documents the state of its stream."""
-
-
-class Presence:
-    """Counts the clients that follow each chat through this origin.
-
-    Clients that follow it through other origins of the ledger do not count.
-    """
-
-    def __init__(self) -> None:
-        self._readers: dict[ObjectKey, dict[Callable[[], None], None]] = {}
-        self.total = 0
-
-    def join(self, key: ObjectKey, changed: Callable[[], None]) -> None:
-        """Count a reader, until it leaves; `changed` is called when the number has changed."""
-        self._readers.setdefault(key, {})[changed] = None
-        self.total += 1
-        self._tell(key)
-
-    def leave(self, key: ObjectKey, changed: Callable[[], None]) -> None:
-        """Stop counting a reader that `join` counted."""
-        readers = self._readers[key]
-        del readers[changed]
-        self.total -= 1
-        if readers:
-            self._tell(key)
-        else:
-            del self._readers[key]
-
-    def count(self, key: ObjectKey) -> int:
-        """Return the number of readers of a chat."""
-        return len(self._readers.get(key, ()))
-
-    def _tell(self, key: ObjectKey) -> None:
-        for changed in self._readers[key]:
-            changed()
 
 
 async def read_chat(
@@ -109,7 +75,7 @@ async def read_chat(
         for turn in await _turns(context.ledger, stream, first, last)
         if not running or turn["state"] == StreamState.RUNNING.word
     ]
-    document = {"turns": found, "next_turn": last, "readers": presence.count(context.key)}
+    document = {"turns": found, "next_turn": last, "readers": await presence.read(stream)}
     headers = ((CONTENT_TYPE, "application/json"), NO_STORE)
     return ObjectResponse(200, headers, json.dumps(document).encode())
 
@@ -178,7 +144,7 @@ async def follow(
         ledger.watch(stream, woken.set)
     except NotFound:
         return
-    presence.join(context.key, woken.set)
+    presence.join(stream, woken.set)
     try:
         while True:
             woken.clear()
@@ -187,8 +153,8 @@ async def follow(
             if first < last:
                 lines += await _records(ledger, stream, first, last)
                 first += len(lines)
-            wait_s, readers = CHECK_INTERVAL_S, presence.count(context.key)
-            if readers != reported:
+            wait_s, readers = CHECK_INTERVAL_S, presence.count(stream)
+            if readers is not None and readers != reported:
                 wait_s = report_at - clock()
                 if wait_s <= 0 and first == last:
                     lines.append(b'{"readers":%d}' % readers)
@@ -202,7 +168,7 @@ async def follow(
     except NotFound:
         return
     finally:
-        presence.leave(context.key, woken.set)
+        presence.leave(stream, woken.set)
         ledger.unwatch(stream, woken.set)
 
 

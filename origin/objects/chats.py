@@ -14,13 +14,15 @@ from functools import partial
 
 from tailrace.ledger.errors import CallerError
 from tailrace.ledger.frame import STREAM_ID_BYTES, Durability
+from tailrace.ledger.interface import Ledger
 from tailrace.ledger.objects.object import (
     ObjectContext,
     ObjectRequest,
     ObjectResponse,
     ReadableClass,
 )
-from tailrace.origin.objects.chat_reads import Presence, read_chat
+from tailrace.origin.objects.chat_presence import Presence
+from tailrace.origin.objects.chat_reads import read_chat
 from tailrace.origin.streams.config import Create, StreamConfig
 from tailrace.origin.streams.json_messages import JSON_TYPE
 from tailrace.origin.streams.state import StoredStream
@@ -89,19 +91,14 @@ class ChatObject(StoredStreamObject):
 class Chats:
     """The class of all chats of an origin; `begun` is called for each turn that is appended."""
 
-    def __init__(self) -> None:
+    def __init__(self, ledger: Ledger) -> None:
         self.begun: Callable[[], None] = _nothing
-        self._presence = Presence()
+        self.presence = Presence(ledger.presence)
         self.kind = ReadableClass(
             make=partial(ChatObject, begun=self._count),
-            read=partial(read_chat, self._presence),
+            read=partial(read_chat, self.presence),
             reads=frozenset(("GET",)),
         )
-
-    @property
-    def readers(self) -> int:
-        """The number of clients that follow a chat through this origin."""
-        return self._presence.total
 
     def _count(self) -> None:
         self.begun()

@@ -62,7 +62,7 @@ class OriginObjects:
         self._scripts: dict[str, Deployed] = {}
         self._updates = Updates(ledger.objects)
         self._webhooks = Webhooks(config.webhook_hosts, now_ms=now_ms)
-        self.chats = Chats()
+        self.chats = Chats(ledger)
         settings = StreamSettings(
             long_poll_s=config.long_poll_s,
             sse_s=config.sse_s,
@@ -146,10 +146,15 @@ class OriginObjects:
                 self.runtime.reset(kind)
 
     async def run(self) -> None:
-        """Run the objects' alarms, evict idle objects and update subscriptions, until cancelled."""
+        """Run the objects' tasks until cancelled.
+
+        They ring alarms, evict idle objects, exchange the presence of chats with other origins, and
+        update subscriptions.
+        """
         await self.load()
         async with asyncio.TaskGroup() as parts:
             parts.create_task(self.runtime.run())
+            parts.create_task(self.chats.presence.run())
             if self._on:
                 parts.create_task(self._updates.run(self.runtime))
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing
 from pathlib import Path
 
 import httpx
@@ -15,6 +16,7 @@ from tailrace.origin.config import LedgerConfig
 from tests.e2e.cluster import Cluster, Reader, request
 from tests.e2e.processes import Edge, running
 from tests.e2e.sse import SSE, Reading, events, resume, start
+from tests.e2e.test_chats import Event, follow, listed
 from tests.ledger.postgres_server import PostgresServer
 
 pytestmark = pytest.mark.anyio
@@ -207,3 +209,39 @@ async def test_writers_and_readers_of_one_stream_share_it_across_origins(
     stored = (await client.get(urls[1] + "?offset=-1")).text.split(";")[:-1]
     for mark in "ab":
         assert [s for s in stored if s[0] == mark] == [f"{mark}{index}" for index in range(writes)]
+
+
+async def until_presence(reading: AsyncGenerator[Event, None], readers: int) -> None:
+    """Read the events of a chat until one says that it has this number of readers."""
+    async for event in reading:
+        if event.name == "presence" and event.data["readers"] == readers:
+            return
+    raise AssertionError(f"the response ended before there were {readers} readers")
+
+
+async def test_a_chats_presence_is_the_sum_over_the_origins_and_a_dead_ones_readers_leave(
+    server: PostgresServer, tmp_path: Path, client: httpx.AsyncClient
+) -> None:
+    with server.database() as dsn:
+        cluster = Cluster(tmp_path, dsn, apart=True)
+        one, two = (edge.url for edge in cluster.edges)
+        async with running(*cluster.origins, *cluster.edges):
+            assert (await client.put(f"{one}/v1/chats/c")).status_code == 204
+            async with aclosing(follow(client, one, "c", "turns=1")) as first:
+                await until_presence(first, 1)
+                async with (
+                    aclosing(follow(client, two, "c", "turns=1")) as second,
+                    aclosing(follow(client, two, "c", "turns=1")) as third,
+                ):
+                    # A reader at each origin learns of those at the other one.
+                    _ = await asyncio.gather(
+                        *(until_presence(each, 3) for each in (first, second, third))
+                    )
+                    for url in (one, two):
+                        assert (await listed(client, url, "c"))["readers"] == 3
+                    await third.aclose()
+                    await until_presence(first, 2)
+                    await until_presence(second, 2)
+                    await cluster.origins[1].kill()
+                    await until_presence(first, 1)
+            assert (await listed(client, one, "c"))["readers"] == 0

@@ -8,7 +8,7 @@ import pytest
 
 from tailrace.ledger.branch import BranchPoint
 from tailrace.ledger.frame import FinishReason, StreamEnd, Token, encode
-from tailrace.ledger.interface import Record
+from tailrace.ledger.interface import PublishedReaders, Record
 from tailrace.ledger.marked_ids import LIFE, STEER_BEGINS, STEERED
 from tailrace.ledger.postgres.rows import pack_ids
 from tailrace.ledger.record_extra import IdSpan, RecordExtra, StreamLife
@@ -29,8 +29,9 @@ EXPECTED = [
     Record(ROWS[0][0], (7, 8, 9), RecordExtra(steered=(IdSpan(1, 2),)).pack()),
     Record(ROWS[1][0], (), RecordExtra(life=NUMBERS).pack()),
 ]
+TO_VERSION_4 = "DROP TABLE tailrace.presence; UPDATE tailrace.version SET version = 4"
 TO_VERSION_3 = (
-    "DROP TABLE tailrace.part; DROP TABLE tailrace.answer; DROP TABLE tailrace.usage;"
+    "DROP TABLE tailrace.presence, tailrace.part, tailrace.answer, tailrace.usage;"
     " UPDATE tailrace.version SET version = 3"
 )
 TO_VERSION_2 = (
@@ -50,6 +51,21 @@ async def test_version_3_gets_the_tables_of_branches(
     async with opened(backend) as ledger:
         await ledger.create(replace(new(B), base=BranchPoint(A, 2)))
         assert await ledger.read(B, 0, 10) == records[:2]
+
+
+async def test_version_4_gets_the_table_of_presence(
+    postgres: PostgresServer, database: str
+) -> None:
+    backend = PostgresBackend(database)
+    async with opened(backend) as ledger:
+        await ledger.create(new())
+        records = await finish(ledger, A, 3)
+    postgres.execute(TO_VERSION_4, database)
+    async with opened(backend) as ledger:
+        assert ledger.presence is not None
+        await ledger.presence.publish({A: 1})
+        assert await ledger.presence.read([A]) == {A: PublishedReaders(1, 0)}
+        assert await ledger.read(A, 0, 10) == records
 
 
 async def test_what_an_older_origin_has_stored_is_read(

@@ -120,7 +120,7 @@ async def test_a_reader_gets_the_turns_there_are_and_each_that_begins(house: Hou
     await house.put(stream(9))
     assert (await waiting)["turn"] == 3
     await reading.aclose()
-    assert house.objects.chats.readers == 0
+    assert house.objects.chats.presence.total == 0
 
 
 async def test_readers_are_told_how_many_they_are(house: House) -> None:
@@ -129,7 +129,7 @@ async def test_readers_are_told_how_many_they_are(house: House) -> None:
     assert await anext(one) == {"readers": 1}
     assert await anext(two) == {"readers": 2}
     assert await anext(one) == {"readers": 2}
-    assert (await house.get())["readers"] == house.objects.chats.readers == 2
+    assert (await house.get())["readers"] == house.objects.chats.presence.total == 2
     await two.aclose()
     assert await anext(one) == {"readers": 1}
     await one.aclose()
