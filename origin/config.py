@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
@@ -597,6 +597,17 @@ class OriginConfig(Settings):
     @property
     def keys_path(self) -> Path:
         return self.keys or self.data / "resume-keys.json"
+
+
+class PipelineConfig(OriginConfig):
+    """Settings of the workers of a pipeline, which no file can set as they are.
+
+    `pipeline` is the pipeline's table, and `socket` the Unix socket at which its workers read the
+    streams of other models from the origin.
+    """
+
+    pipeline: dict[str, Any]
+    socket: Path | None = None
 
 
 class StreamsConfig(Settings):

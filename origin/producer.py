@@ -49,6 +49,10 @@ class Request:
     next_index: int = 0
     calls: int = 0
     """Number of tool calls that the stream has so far."""
+    stream: bytes = b""
+    """Id of the stream."""
+    skipped: tuple[tuple[str, int], ...] = ()
+    """Stages of a pipeline that were skipped, each with the item from which on."""
 
 
 # ---- what it gives ----

@@ -9,8 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
@@ -21,14 +24,14 @@ from tailrace.ledger.process.lifecycle import Stop, end_without_threads, look_le
 from tailrace.ledger.process.logging_setup import configure_logging
 from tailrace.ledger.process.tasks import background
 from tailrace.origin.checkpoint.folder import check_folder
-from tailrace.origin.config import LedgerConfig, OriginConfig, StreamsConfig
+from tailrace.origin.config import LedgerConfig, OriginConfig, PipelineConfig, StreamsConfig
 from tailrace.origin.gpu.placement import place
 from tailrace.origin.pool.model_table import Tables
 from tailrace.origin.workers.fork_client import ForkServer
 from tailrace.origin.workers.kernel_cache import offer
 from tailrace.origin.workers.liveness import SilenceLimits
 from tailrace.origin.workers.program import gpus_of, makes_tokens, program, unused
-from tailrace.origin.workers.socket_folder import remove_left_folders
+from tailrace.origin.workers.socket_folder import remove_left_folders, socket_folder
 from tailrace.origin.workers.worker_process import WorkerSlot, worker_environment
 
 if TYPE_CHECKING:
@@ -69,7 +72,8 @@ def run(
         )
     status = EXIT_FAILED
     try:
-        uvloop.run(_start(config, ledger, streams, several))
+        with _socket_for(several) as socket:
+            uvloop.run(_start(config, ledger, streams, several, socket))
         status = 0
     except (CallerError, ConfigError):
         status = EXIT_USAGE
@@ -77,6 +81,21 @@ def run(
     finally:
         if left := end_without_threads(status):
             log.warning("threads.left", threads=left)
+
+
+@contextmanager
+def _socket_for(plans: list[ModelPlan]) -> Iterator[Path | None]:
+    """Give the workers of pipelines the path of a socket of this origin; None without pipelines."""
+    if not any(isinstance(plan.config, PipelineConfig) for plan in plans):
+        yield None
+        return
+    with socket_folder() as folder:
+        path = folder / "streams.sock"
+        for at, plan in enumerate(plans):
+            if isinstance(plan.config, PipelineConfig):
+                config = plan.config.model_copy(update={"socket": path})
+                plans[at] = replace(plan, config=config)
+        yield path
 
 
 def _check_folders(config: OriginConfig, tables: Tables) -> None:
@@ -107,6 +126,7 @@ async def _start(
     ledger: LedgerConfig,
     streams: StreamsConfig,
     several: Sequence[ModelPlan],
+    socket: Path | None,
 ) -> None:
     fork_server = fork_server_of(config, [plan.config for plan in several] or [config])
     slots: list[WorkerSlot] = []
@@ -124,7 +144,7 @@ async def _start(
         from tailrace.origin.supervisor import serve
 
         look_less_often()
-        await serve(config, ledger, streams, slots, running, stop, several)
+        await serve(config, ledger, streams, slots, running, stop, several, socket)
 
 
 def _gpus_of_workers(config: OriginConfig) -> Sequence[str]:

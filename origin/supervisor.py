@@ -68,10 +68,12 @@ async def serve(
     running: Sequence[asyncio.Task[Any]],
     stop: Stop,
     several: Sequence[ModelPlan] = (),
+    socket: Path | None = None,
 ) -> None:
     """Serve until `stop`, or until one of the tasks `running` or a part of the supervisor ends.
 
-    The models in `several` are served, or, if it is empty, the one of `config`.
+    The models in `several` are served, or, if it is empty, the one of `config`. The workers of
+    pipelines read other streams at the Unix socket `socket`.
     """
     own = load_classes(config.objects)
     readers = {plan.name: _reader_of(plan.config) for plan in several} or {"": _reader_of(config)}
@@ -86,7 +88,7 @@ async def serve(
         supervisor = Supervisor(
             config, retention, ledger, objects, clock, slots=slots, readers=readers, plans=several
         )
-        await supervisor.serve(running, stop)
+        await supervisor.serve(running, stop, socket)
     finally:
         await objects.close()
         await ledger.close()
@@ -198,7 +200,9 @@ class Supervisor:
     async def _answer_operator(self, asked: str, request: ObjectRequest) -> ObjectResponse:
         return await self._admin.answer(asked, request)
 
-    async def serve(self, running: Sequence[asyncio.Task[Any]], stop: Stop) -> None:
+    async def serve(
+        self, running: Sequence[asyncio.Task[Any]], stop: Stop, socket: Path | None = None
+    ) -> None:
         """Run until a part ends, and raise its error if it failed."""
         address, credentials = self._config.link_address, self._config.link_credentials
         try:
@@ -209,6 +213,8 @@ class Supervisor:
                 field="origin.link",
                 hint="another origin may be running: stop it, or choose another port",
             ) from error
+        loop = asyncio.get_running_loop()
+        inner = await loop.create_unix_server(self._inner_link, socket) if socket else None
         if address.scheme != UNIX:
             address = address._replace(port=server.sockets[0].getsockname()[1])
         log.info("origin.listening", link=str(address), data=str(self._config.data))
@@ -233,6 +239,8 @@ class Supervisor:
         finally:
             self.models.close()
             server.close()
+            if inner is not None:
+                inner.close()
             for link in list(self._links):
                 link.close()
             with suppress(TailraceError):
@@ -243,6 +251,10 @@ class Supervisor:
     def _link(self) -> EdgeLink:
         secret = self._config.link_credentials.secret
         return EdgeLink(self.service, self._links, self._fail, secret)
+
+    def _inner_link(self) -> EdgeLink:
+        """Return the link of a pipeline's worker; only this user can open its socket."""
+        return EdgeLink(self.service, self._links, self._fail)
 
     def _fail(self, error: LedgerFailed) -> None:
         if not self._failed.done():

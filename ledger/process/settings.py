@@ -22,7 +22,7 @@ from tailrace.ledger.errors import ConfigError
 from tailrace.ledger.validation import closest_name, fault_of
 
 DEFAULT_FILE = Path("tailrace.toml")
-TABLES = ("edge", "origin", "models", "ledger", "streams")
+TABLES = ("edge", "origin", "models", "pipelines", "ledger", "streams")
 MAX_PORT = 65_535
 log = logging.getLogger("tailrace.settings")
 _OF_A_SERVICE = re.compile(r"_(SERVICE_HOST|SERVICE_PORT\w*|PORT|PORT_\d+_(TCP|UDP)\w*)$")

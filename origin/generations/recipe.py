@@ -14,7 +14,7 @@ from tailrace.ledger.wire.bare import pack_u32s, view_u32s
 from tailrace.ledger.wire.schema import Word
 from tailrace.origin.generations.stream_log import History
 from tailrace.origin.tool_calls import ToolUse
-from tailrace.origin.workers.worker_frame import StartRun, StartTextRun
+from tailrace.origin.workers.worker_frame import SkippedStage, StartRun, StartTextRun
 
 
 def _one_of(words: Iterable[Word]) -> str:
@@ -128,12 +128,16 @@ class Recipe(BaseModel):
         """Return the `inserted_ids` if the log does not have them yet, otherwise no ids."""
         return packed_ids(()) if history.last_output >= self.base else self.inserted_ids
 
-    def ask(self, history: History) -> StartTextRun:
+    def ask(self, history: History, stream: bytes) -> StartTextRun:
         """Return the order for a worker of kind `text` to start, or continue after `history`."""
-        text = history.text.text
-        inserted = tuple(history.retried)
         return StartTextRun(
-            self.model_dump_json(), text, history.next_index, history.calls, inserted
+            self.model_dump_json(),
+            history.text.text,
+            history.next_index,
+            history.calls,
+            tuple(history.retried),
+            stream,
+            tuple(SkippedStage(*skipped) for skipped in history.skipped),
         )
 
     def made_by(self, fingerprint: str) -> Recipe:

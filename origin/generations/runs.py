@@ -478,7 +478,7 @@ class Runs(Owner):
         recipe, history = stream.recipe, command.history
         try:
             is_text = command.kind == TEXT
-            slot.send(recipe.ask(history) if is_text else recipe.run(history), run)
+            slot.send(recipe.ask(history, stream.id) if is_text else recipe.run(history), run)
         except FrameError as error:
             log.error("stream.order_failed", stream=stream.id.hex(), error=str(error))
             return self._do(self.core.handle(OrderRefused(stream.id, run), self.clock()))

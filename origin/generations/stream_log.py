@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import dataclass, field
 
 from tailrace.ledger.frame import Notice, ScoredToken, StreamEnd, Token, ToolCall, decode
@@ -13,6 +14,9 @@ from tailrace.origin.core.frame_tokens import FrameTokens
 
 RETRIED = "retried"
 """Code of the Notice that an origin adds when it continues a stream whose run has failed."""
+STAGE_SKIPPED = "stage_skipped"
+"""Code of the Notice that a pipeline adds when it skips an optional stage that has failed."""
+_SKIPPED = re.compile(r"(\S+) is skipped from item (\d+) on: ")
 SLICE_RECORDS = 512
 """Maximum number of records that are read and decoded at a time. Decoding them blocks the event
 loop for a few milliseconds."""
@@ -54,6 +58,12 @@ class History:
         """Return the indexes of the notices that say that a failed run was retried."""
         return [notice.index for notice in self.notices if notice.code == RETRIED]
 
+    @property
+    def skipped(self) -> list[tuple[str, int]]:
+        """Return the stages that a pipeline has skipped, each with the item from which on."""
+        found = [_SKIPPED.match(one.message) for one in self.notices if one.code == STAGE_SKIPPED]
+        return [(match[1], int(match[2])) for match in found if match is not None]
+
     def add(self, record: Record) -> None:
         _, frame = decode(record.frame)
         self.frame_tokens.add(self.next_index, len(record.ids))
@@ -80,6 +90,11 @@ class History:
         self.steered += [IdSpan(before + span.start, span.count) for span in extra.steered]
         self.engine = self.engine or extra.engine
         self.at_ms = extra.at_ms or self.at_ms
+
+
+def skip_message(stage: str, item: int, reason: str) -> str:
+    """Return the message of the Notice that a stage is skipped from an item on."""
+    return f"{stage} is skipped from item {item} on: {reason}"
 
 
 async def read_history(

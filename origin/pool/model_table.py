@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from tailrace.ledger.errors import ConfigError
 from tailrace.ledger.process.settings import file_of, finding, read_table
-from tailrace.origin.config import DEMO_MODEL, OriginConfig
+from tailrace.origin.config import DEMO_MODEL, OriginConfig, PipelineConfig
 from tailrace.origin.formats import HeadFormat, KvFormat, WeightsFormat
 
 SINGLE_MODEL_SETTINGS = "model model_name producer upstream upstream_model upstream_key_env".split()
@@ -127,12 +127,26 @@ class ModelTable(BaseModel):
             raise _explained(name, error, None) from error
 
 
+class PipelineModel(ModelTable):
+    """A pipeline, which is served like a model; `pipeline` is its table, as the file has it."""
+
+    pipeline: dict[str, Any]
+
+    @model_validator(mode="after")
+    def _serves_one_thing(self) -> Self:
+        return self
+
+    def alone(self, name: str, origin: OriginConfig) -> PipelineConfig:
+        """Return the settings of the workers of this pipeline."""
+        return PipelineConfig(model_name=name, pipeline=self.pipeline, log_level=origin.log_level)
+
+
 Tables = dict[str, ModelTable]
 """Models by name in requests, in the order of the file."""
 
 
 def load_tables(path: Path | None) -> Tables:
-    """Read the models of a settings file, by default of tailrace.toml.
+    """Read the models and pipelines of a settings file, by default of tailrace.toml.
 
     Raises:
         ConfigError: A table is invalid.
@@ -147,7 +161,26 @@ def load_tables(path: Path | None) -> Tables:
             tables[name] = ModelTable.model_validate(said)
         except ValidationError as error:
             raise _explained(name, error, file) from error
-    return tables
+    return tables | _pipelines(file, tables) if file else tables
+
+
+def _pipelines(file: Path, models: Tables) -> Tables:
+    said = read_table(file, "pipelines")
+    if not said:
+        return {}
+    # Imported here, because few origins have pipelines.
+    from tailrace.origin.pipelines.table import check_pipelines, load_pipelines
+
+    pipelines = load_pipelines(said, file)
+    if both := next((name for name in pipelines if name in models), None):
+        hint = "give one of them another name"
+        message = f"a model has the name {both!r}, too"
+        raise ConfigError(message, field=f"pipelines.{both}", hint=hint)
+    check_pipelines(pipelines, models)
+    return {
+        name: PipelineModel(pipeline=pipeline.model_dump(mode="json", exclude_unset=True))
+        for name, pipeline in pipelines.items()
+    }
 
 
 def chosen(tables: Tables, models: Sequence[str], origin: OriginConfig) -> Tables:

@@ -18,7 +18,7 @@ from tailrace.ledger.errors import ConfigError
 from tailrace.ledger.process.durable_file import replace_file
 from tailrace.ledger.process.version import tailrace_version
 from tailrace.origin.checkpoint.file_digests import identities
-from tailrace.origin.config import OriginConfig
+from tailrace.origin.config import OriginConfig, PipelineConfig
 from tailrace.origin.formats import AS_STORED, Formats
 from tailrace.origin.gpu.placement import place
 from tailrace.origin.pool.model_table import ModelTable, Tables
@@ -121,6 +121,8 @@ def device_of(config: OriginConfig) -> str:
 
     Which device `auto` chooses is certain only after a worker has started.
     """
+    if isinstance(config, PipelineConfig):
+        return CPU
     if config.device == "auto":
         return GPU if NVIDIA.exists() else CPU
     return config.device

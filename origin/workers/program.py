@@ -6,7 +6,9 @@ This is imported before the first worker starts, so it does not import the progr
 
 from __future__ import annotations
 
-from tailrace.origin.config import OriginConfig
+import json
+
+from tailrace.origin.config import OriginConfig, PipelineConfig
 from tailrace.origin.gpu.listing import visible_gpus
 from tailrace.origin.producers.embedder import is_classifier, is_embedding
 
@@ -28,6 +30,8 @@ TEXT_SETTINGS = ("text_streams",)
 
 def makes_tokens(config: OriginConfig) -> bool:
     """Return True if the workers are of kind `tokens`: our own decoder and its tokenizer."""
+    if isinstance(config, PipelineConfig):
+        return False
     if config.producer is not None or config.upstream is not None:
         return False
     return not (is_embedding(config.model) or is_classifier(config.model))
@@ -45,12 +49,20 @@ def program(config: OriginConfig) -> tuple[str, str]:
     return TOKENS if is_ours else TEXT, config.model_copy(update=settled).model_dump_json()
 
 
+def settings_of(text: str) -> OriginConfig:
+    """Return the settings that `program` has written for a worker."""
+    kind = PipelineConfig if "pipeline" in json.loads(text) else OriginConfig
+    return kind.model_validate_json(text)
+
+
 def gpus_of(config: OriginConfig) -> tuple[str, ...]:
     """Return the GPUs to which the workers of a model may be assigned, one GPU for each worker.
 
     The result is empty if workers are not assigned GPUs: on a CPU, and for a producer or an
     upstream server, which choose GPUs themselves.
     """
+    if isinstance(config, PipelineConfig):
+        return ()
     if config.device == "cpu" or config.producer is not None or config.upstream is not None:
         return ()
     return config.gpus or visible_gpus()
@@ -63,7 +75,7 @@ def unused(*served: OriginConfig) -> list[str]:
 
 def _unused(config: OriginConfig) -> set[str]:
     is_ours, is_upstream = makes_tokens(config), config.upstream is not None
-    has_folder = config.producer is None and not is_upstream
+    has_folder = not (is_upstream or config.producer or isinstance(config, PipelineConfig))
     uses = (
         (DECODER_SETTINGS, is_ours),
         (FOLDER_SETTINGS, has_folder),

@@ -31,15 +31,17 @@ from tailrace.ledger.process.logging_setup import configure_logging
 from tailrace.ledger.process.tasks import background, cancel
 from tailrace.ledger.validation import invalid_document
 from tailrace.ledger.wire.codec import FrameSplitter
-from tailrace.origin.config import OriginConfig
+from tailrace.origin.config import OriginConfig, PipelineConfig
 from tailrace.origin.filter import FilterFactory, load_filter
 from tailrace.origin.generations.recipe import Recipe
+from tailrace.origin.pipelines.producer import open_pipeline
 from tailrace.origin.producer import End, Producer, Request, Resumption, load_producer
 from tailrace.origin.producers.embedder import open_embedder
 from tailrace.origin.producers.production import Numbered, Production
 from tailrace.origin.producers.upstream import Progress, open_upstream
 from tailrace.origin.workers.liveness import BEAT_S, Watchdog
 from tailrace.origin.workers.load_spans import PROCESS_SPANS
+from tailrace.origin.workers.program import settings_of
 from tailrace.origin.workers.worker_frame import (
     BRANCH,
     MAX_WORKER_FRAME_BYTES,
@@ -157,7 +159,8 @@ class TextWorker:
             recipe = Recipe.model_validate_json(ask.recipe)
         except ValidationError as error:
             raise invalid_document(error, whole="recipe") from error
-        request = Request(recipe, ask.delivered, ask.next_index, ask.calls)
+        skipped = tuple((each.stage, each.item) for each in ask.skipped)
+        request = Request(recipe, ask.delivered, ask.next_index, ask.calls, ask.stream, skipped)
         production = Production(self._producer, request, run, self._filter_factory, ask.inserted)
         answer = TextRun(run, production)
         if len(self._answers) < self._most:
@@ -215,7 +218,7 @@ def main(argv: Sequence[str]) -> int:
     """Run a worker, and return the exit status."""
     path, settings = argv
     PROCESS_SPANS.enter("connect")
-    config = OriginConfig.model_validate_json(settings)
+    config = settings_of(settings)
     configure_logging(config.log_level)
     logging.getLogger("httpx").setLevel(
         logging.WARNING
@@ -314,6 +317,8 @@ async def open_producer(config: OriginConfig, progress: Progress) -> Producer:
     Raises:
         TailraceError: The producer cannot be created.
     """
+    if isinstance(config, PipelineConfig):
+        return open_pipeline(config)
     if config.upstream is not None:
         return await open_upstream(config, progress)
     if config.producer is not None:

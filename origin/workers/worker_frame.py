@@ -15,11 +15,12 @@ from itertools import chain, compress, groupby
 from typing import NamedTuple, dataclass_transform
 
 from tailrace.ledger.errors import FrameError, SchemaMismatch
-from tailrace.ledger.frame import Hello, OutputFormat, Sampling
+from tailrace.ledger.frame import STREAM_ID_BYTES, Hello, OutputFormat, Sampling
 from tailrace.ledger.record_extra import IdSpan
 from tailrace.ledger.wire.bare import U32Int, U32Ints, Uint
 from tailrace.ledger.wire.bare_schema import schema_identity, schema_text
 from tailrace.ledger.wire.codec import PREFIX_BYTES, Codec, F, Tagged, framed
+from tailrace.ledger.wire.schema import StreamId
 from tailrace.origin.workers.liveness import ExitKind, kind_of
 from tailrace.origin.workers.load_spans import LoadStage
 
@@ -377,13 +378,22 @@ class StartRun(WorkerFrame):
     inserted_ids: U32Ints = ()
 
 
+@dataclass(frozen=True, slots=True)
+class SkippedStage:
+    """A stage of a pipeline that has failed, and is skipped from its input `item` on."""
+
+    stage: str
+    item: Uint
+
+
 @frame(43)
 class StartTextRun(WorkerFrame):
     """An order to a worker of kind `text` to generate a stream, or to continue it.
 
     `recipe` is the JSON of a `Recipe`, `delivered` the stream's text so far, `next_index` the index
     of its next frame, and `calls` the number of tool calls in it so far. `inserted` are the indexes
-    of the frames that the supervisor itself has added since the producer began, in order.
+    of the frames that the supervisor itself has added since the producer began, in order. `stream`
+    is the id of the stream, and `skipped` has the stages that its pipeline has skipped.
     """
 
     recipe: str
@@ -391,6 +401,8 @@ class StartTextRun(WorkerFrame):
     next_index: Uint
     calls: Uint = 0
     inserted: tuple[Uint, ...] = ()
+    stream: StreamId = bytes(STREAM_ID_BYTES)
+    skipped: tuple[SkippedStage, ...] = ()
 
 
 @frame(42)

@@ -480,7 +480,7 @@ async def test_a_worker_of_kind_text_is_asked(stage: Stage) -> None:
     await stage.ready(one, text)
     await stage.start(A, recipe)
     run, ask = one.last
-    assert ask == StartTextRun(recipe.model_dump_json(), "", 0)
+    assert ask == StartTextRun(recipe.model_dump_json(), "", 0, stream=A)
     frames: list[Logged] = [
         Token("a", 0),
         Revision(0, "b", False, 1),
@@ -492,7 +492,7 @@ async def test_a_worker_of_kind_text_is_asked(stage: Stage) -> None:
         await stage.runs.worker_step(one, Step.of((emission,)).cut())
     await stage.lost(one)
     await stage.ready(two, text)
-    assert two.last[1] == StartTextRun(recipe.model_dump_json(), "cd", 4)
+    assert two.last[1] == StartTextRun(recipe.model_dump_json(), "cd", 4, stream=A)
 
 
 async def test_every_setting_of_a_recipe_reaches_the_worker(stage: Stage) -> None:
@@ -600,10 +600,10 @@ async def test_a_text_worker_is_told_of_the_notice_of_a_retry(stage: Stage) -> N
     run, _ = one.last
     await stage.step(one, run, 0, "a")
     await fail(stage, one, run, 1)
-    assert one.last[1] == StartTextRun(recipe.model_dump_json(), "a", 2, 0, (1,))
+    assert one.last[1] == StartTextRun(recipe.model_dump_json(), "a", 2, 0, (1,), stream=A)
     await stage.lost(one)
     await stage.ready(two, text)
-    assert two.last[1] == StartTextRun(recipe.model_dump_json(), "a", 2, 0, (1,))
+    assert two.last[1] == StartTextRun(recipe.model_dump_json(), "a", 2, 0, (1,), stream=A)
 
 
 async def test_an_unfinished_stream_of_a_dead_origin_is_taken_over(stage: Stage) -> None:

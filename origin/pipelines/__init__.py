@@ -1,0 +1,1 @@
+"""Pipelines: stages around a model, served as a model of their own."""

@@ -1,0 +1,130 @@
+"""Stages: Python classes, each of which transforms the items of one stream.
+
+    class Shout(Stage):
+        class Options(StageOptions):
+            mark: str = "!"
+
+        def process(self, item: Item) -> Iterable[Item]:
+            if isinstance(item, Text):
+                item = Text(item.text.upper() + self.options.mark)
+            yield item
+
+A pipeline gives its first stage the `Prompt` of the request. The items of each stage are the input
+of the next one, and those of the last stage become the frames of the stream. A stage object serves
+one stream. It passes on items that it does not know, such as `Data`.
+
+A worker that continues a stream runs its stages from the beginning and skips the frames that the
+ledger has. So a stage must be deterministic: the same items in give the same items out, whatever
+the time, the machine or the size of the pieces. The output of a model is not computed again: it is
+a stream of its own in the ledger (`origin.pipelines.stages.model`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from tailrace.origin.generations.recipe import Recipe
+from tailrace.origin.producer import End, Output
+
+if TYPE_CHECKING:
+    from tailrace.origin.pipelines.origin_client import OriginClient
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The input of a model: a text, or the messages of a conversation.
+
+    A message is (role, content), followed by the tool fields of a `Message` if it has any.
+    """
+
+    text: str | None
+    messages: tuple[tuple[str | None, ...], ...] = ()
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The text, or the content of each message."""
+        if self.text is not None:
+            return (self.text,)
+        return tuple(message[1] or "" for message in self.messages)
+
+    def with_texts(self, texts: Iterable[str]) -> Prompt:
+        """Return a copy with other texts, one for each of `texts`."""
+        new = tuple(texts)
+        if self.text is not None:
+            return replace(self, text=new[0])
+        pairs = zip(self.messages, new, strict=True)
+        return replace(self, messages=tuple((said[0], text, *said[2:]) for said, text in pairs))
+
+
+Item = Prompt | Output
+Items = Iterable[Item] | AsyncIterable[Item]
+
+
+class StageOptions(BaseModel):
+    """Base class of the options of a stage; an option that is not a field is refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+O_co = TypeVar("O_co", bound=StageOptions, covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class StageContext:
+    """The stream that a stage object serves.
+
+    Attributes:
+        name: Name of the stage in its pipeline.
+        stream: Id of the stream.
+        recipe: The request.
+        origin: Connection to the origin, for stages that read other streams.
+    """
+
+    name: str
+    stream: bytes
+    recipe: Recipe
+    origin: OriginClient
+
+
+class Stage(Generic[O_co]):
+    """Base class of stages. The constructor gets the options and the context of its stream."""
+
+    Options: ClassVar[type[StageOptions]] = StageOptions
+    """The options that the stage takes in a settings file."""
+
+    def __init__(self, options: O_co, context: StageContext) -> None:
+        """Keep both."""
+        self.options = options
+        self.context = context
+
+    def process(self, item: Item) -> Items:
+        """Return the items that replace one item; it is never an End.
+
+        An End among them ends the stream, and nothing after it is sent. Any exception fails the
+        stage.
+        """
+        raise NotImplementedError
+
+    def finish(self, end: End) -> Items:
+        """Return the items that follow the last one; `end` is the End of the input.
+
+        An End among them replaces `end`, which otherwise comes after them.
+        """
+        return ()
+
+    def close(self) -> None:
+        """Note that the stream has ended, and no more items are needed."""
+
+    def held(self) -> Iterable[Item]:
+        """Return the items that this stage still holds back, unchanged.
+
+        They are passed on if the stage is optional and has failed.
+        """
+        return ()
+
+
+AnyStage = Stage[Any]

@@ -1,0 +1,1 @@
+"""The stages that ship with Tailrace."""

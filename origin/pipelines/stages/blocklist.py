@@ -1,0 +1,192 @@
+"""The stage `blocklist`: moderation by words and patterns, of prompts or of text.
+
+Text is held back as long as it may be the beginning of a blocked phrase, so no part of one ever
+reaches the ledger. The decisions depend on the text alone, not on its pieces.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Self
+
+from pydantic import Field, field_validator, model_validator
+
+from tailrace.ledger.frame import FinishReason
+from tailrace.origin.pipelines.phrase_matcher import PhraseMatcher, Phrases, Piece
+from tailrace.origin.pipelines.stage import Item, Prompt, Stage, StageContext, StageOptions
+from tailrace.origin.producer import End, Reasoning, Remark, Revision, Text
+
+MAX_PHRASES = 10_000
+"""Maximum number of words and phrases of a blocklist."""
+MAX_PHRASE_CHARS = 200
+"""Maximum number of characters of a word or phrase."""
+MAX_PATTERN_CHARS = 500
+"""Maximum number of characters of a regular expression."""
+DEFAULT_HOLD_CHARS = 100
+MAX_HOLD_CHARS = 4096
+BLOCKED = "blocked"
+"""Code of the Notice about blocked text."""
+
+
+class Action(StrEnum):
+    """What happens to blocked text."""
+
+    END = "end"
+    REPLACE = "replace"
+    MASK = "mask"
+    NOTICE = "notice"
+
+
+class BlocklistOptions(StageOptions):
+    """The options of the stage `blocklist`."""
+
+    words: tuple[str, ...] = Field(
+        (),
+        max_length=MAX_PHRASES,
+        description="Words and phrases to block, in lower or upper case. They match whole words.",
+    )
+    patterns: tuple[str, ...] = Field(
+        (), description="Regular expressions to block, in the syntax of Python's re module."
+    )
+    action: Action = Field(
+        Action.END,
+        description="What to do with blocked text. end: end the stream as filtered. replace: put"
+        " `replacement` in its place. mask: put an asterisk in the place of each character."
+        " notice: let it pass, and add a Notice to the stream.",
+    )
+    replacement: str = Field("[removed]", description="Text that replaces blocked text.")
+    message: str = Field(
+        "the text was blocked", description="Message of a stream that ends because of this stage."
+    )
+    hold_chars: int = Field(
+        DEFAULT_HOLD_CHARS,
+        ge=1,
+        le=MAX_HOLD_CHARS,
+        description="Maximum length of a match of `patterns`, in characters. With patterns, text"
+        " is held back until this many characters follow it.",
+    )
+
+    @field_validator("words")
+    @classmethod
+    def _check_words(cls, words: tuple[str, ...]) -> tuple[str, ...]:
+        for word in words:
+            if not word.strip() or len(word) > MAX_PHRASE_CHARS:
+                raise ValueError(f"{word!r:.40} must have 1 to {MAX_PHRASE_CHARS} characters")
+        return words
+
+    @field_validator("patterns")
+    @classmethod
+    def _check_patterns(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
+        for pattern in patterns:
+            if len(pattern) > MAX_PATTERN_CHARS:
+                raise ValueError(f"{pattern!r:.40} has more than {MAX_PATTERN_CHARS} characters")
+            try:
+                compiled = re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"{pattern!r:.40} is not a regular expression: {error}") from error
+            if compiled.match("") is not None:
+                raise ValueError(f"{pattern!r:.40} matches an empty text")
+        return patterns
+
+    @model_validator(mode="after")
+    def _blocks_something(self) -> Self:
+        if not (self.words or self.patterns):
+            raise ValueError("give words or patterns to block")
+        return self
+
+
+class Blocklist(Stage[BlocklistOptions]):
+    """Ends a stream, or changes its text, where a word or pattern of the list is found."""
+
+    Options = BlocklistOptions
+
+    def __init__(self, options: BlocklistOptions, context: StageContext) -> None:
+        """Compile the list."""
+        super().__init__(options, context)
+        self._phrases = Phrases(options.words, options.patterns, options.hold_chars)
+        self._matcher = PhraseMatcher(self._phrases)
+        self._kind: type[Text] | type[Reasoning] = Text
+        self._has_noticed = False
+
+    def process(self, item: Item) -> Iterable[Item]:
+        """Check one item; text that is not decided yet is held back."""
+        match item:
+            case Text() | Reasoning():
+                yield from self._pieces(type(item), item.text)
+            case Prompt():
+                yield from self._prompt(item)
+            case Revision():
+                yield from self._revision(item)
+            case _:
+                yield item
+
+    def finish(self, end: End) -> Iterable[Item]:
+        """Check the text that is still held back."""
+        yield from self._checked(self._matcher.feed("", last=True))
+
+    def held(self) -> Iterable[Item]:
+        """Return the text that is held back."""
+        return [self._kind(self._matcher.held)] if self._matcher.held else []
+
+    def _pieces(self, kind: type[Text] | type[Reasoning], text: str) -> Iterable[Item]:
+        """Check a piece of text or reasoning; a phrase does not go on from one to the other."""
+        if kind is not self._kind:
+            yield from self._checked(self._matcher.feed("", last=True))
+            self._kind, self._matcher = kind, PhraseMatcher(self._phrases)
+        yield from self._checked(self._matcher.feed(text))
+
+    def _checked(self, pieces: Iterable[Piece]) -> Iterable[Item]:
+        for piece in pieces:
+            if not piece.blocked:
+                yield self._kind(piece.text)
+                continue
+            if self.options.action is Action.END:
+                yield self._end()
+                return
+            yield from self._notice()
+            if changed := self._changed(piece.text):
+                yield self._kind(changed)
+
+    def _prompt(self, prompt: Prompt) -> Iterable[Item]:
+        checked = [PhraseMatcher(self._phrases).feed(text, last=True) for text in prompt.texts]
+        is_blocked = any(piece.blocked for pieces in checked for piece in pieces)
+        if is_blocked and self.options.action is Action.END:
+            yield self._end()
+            return
+        if is_blocked:
+            yield from self._notice()
+        yield prompt.with_texts(map(self._joined, checked))
+
+    def _revision(self, revision: Revision) -> Iterable[Item]:
+        """Check the whole text, which replaces what came before; an interim text never ends."""
+        pieces = PhraseMatcher(self._phrases).feed(revision.text, last=True)
+        is_blocked = any(piece.blocked for piece in pieces)
+        if is_blocked and self.options.action is Action.END:
+            if revision.final:
+                yield self._end()
+            return
+        if is_blocked:
+            yield from self._notice()
+        yield Revision(self._joined(pieces), revision.final)
+
+    def _joined(self, pieces: Iterable[Piece]) -> str:
+        return "".join(self._changed(one.text) if one.blocked else one.text for one in pieces)
+
+    def _changed(self, text: str) -> str:
+        match self.options.action:
+            case Action.REPLACE:
+                return self.options.replacement
+            case Action.MASK:
+                return "*" * len(text)
+        return text
+
+    def _notice(self) -> Iterable[Item]:
+        """Yield the notice about blocked text, once in a stream."""
+        if self.options.action is Action.NOTICE and not self._has_noticed:
+            self._has_noticed = True
+            yield Remark(BLOCKED, f"{self.context.name}: {self.options.message}")
+
+    def _end(self) -> End:
+        return End(FinishReason.FILTERED, message=self.options.message)

@@ -1,0 +1,175 @@
+"""Settings of a pipeline: `[pipelines.NAME]`, and a `[[pipelines.NAME.stages]]` for each stage."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from tailrace.ledger.errors import ConfigError
+from tailrace.ledger.process.settings import finding
+from tailrace.ledger.validation import closest_name
+from tailrace.origin.pipelines.stage import AnyStage, Stage, StageOptions
+from tailrace.origin.pipelines.stages.blocklist import Blocklist
+from tailrace.origin.pipelines.stages.model import ModelOptions, ModelStage
+from tailrace.origin.plugin import load_plugin
+
+SHIPPED: Mapping[str, type[AnyStage]] = {"model": ModelStage, "blocklist": Blocklist}
+"""The stages that a settings file can name without a module."""
+MAX_STAGES = 16
+"""Maximum number of stages of a pipeline."""
+SHAPE = "write module:Class, where Class is a tailrace.origin.pipelines.stage.Stage"
+
+
+class StageTable(BaseModel):
+    """Settings of one stage: those named here, and the options of the stage itself."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    stage: str = Field(
+        min_length=1,
+        description="What the stage does: model, blocklist, or a class of your own, written as"
+        " module:Class.",
+    )
+    name: str | None = Field(
+        None,
+        pattern=r"^[\w-]{1,40}$",
+        description="Name of the stage in errors and notices. Default: the word in `stage`.",
+    )
+    optional: bool = Field(
+        False,
+        description="true: if the stage fails, it is skipped for the rest of the stream, and a"
+        " Notice says so. false: the stream ends.",
+    )
+    limit_s: float | None = Field(
+        None,
+        gt=0,
+        le=3600,
+        description="Maximum time in seconds that an asynchronous stage may take for each item."
+        " Default: no limit.",
+    )
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the stage itself."""
+        return dict(self.model_extra or {})
+
+    @property
+    def named(self) -> str:
+        """Name of the stage in errors and notices."""
+        return self.name or self.stage.rpartition(":")[2]
+
+
+class PipelineTable(BaseModel):
+    """Settings of one pipeline."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    stages: tuple[StageTable, ...] = Field(
+        min_length=1, max_length=MAX_STAGES, description="The stages, in their order."
+    )
+
+    @model_validator(mode="after")
+    def _has_a_model(self) -> Self:
+        if all(each.stage != "model" for each in self.stages):
+            raise ValueError('no stage is a model: add one with stage = "model"')
+        [(name, count)] = Counter(each.named for each in self.stages).most_common(1)
+        if count > 1:
+            raise ValueError(f"two stages have the name {name!r}: give one of them a name")
+        return self
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names of the models that the pipeline asks."""
+        return tuple(each.options.get("model", "") for each in self.stages if each.stage == "model")
+
+
+def load_pipelines(said: Mapping[str, Any], file: Path) -> dict[str, PipelineTable]:
+    """Return the pipelines of a settings file, whose table `pipelines` is `said`.
+
+    Raises:
+        ConfigError: A table is not valid.
+    """
+    pipelines = {}
+    for name, table in said.items():
+        try:
+            pipelines[name] = PipelineTable.model_validate(table)
+        except ValidationError as error:
+            names = [*PipelineTable.model_fields, *StageTable.model_fields]
+            raise finding(error.errors()[0], f"pipelines.{name}", names, f"see {file}") from error
+    return pipelines
+
+
+def stage_class(stage: str, field: str) -> type[AnyStage]:
+    """Return the class of a stage.
+
+    Raises:
+        ConfigError: No stage has this name, or the class is not a Stage.
+    """
+    if stage in SHIPPED:
+        return SHIPPED[stage]
+    if ":" not in stage:
+        closest = closest_name(stage, SHIPPED)
+        hint = f"did you mean {closest}?" if closest else f"use {', '.join(SHIPPED)}; or {SHAPE}"
+        raise ConfigError(f"no stage has the name {stage!r}", field=field, hint=hint)
+    found = load_plugin(stage, field, SHAPE)
+    if not (isinstance(found, type) and issubclass(found, Stage)):
+        raise ConfigError(f"{stage} is not a class of stages", field=field, hint=SHAPE)
+    return found
+
+
+def stage_options(table: StageTable, kind: type[AnyStage], field: str) -> StageOptions:
+    """Return the checked options of a stage.
+
+    Raises:
+        ConfigError: An option is unknown or has a wrong value.
+    """
+    try:
+        return kind.Options.model_validate(table.options)
+    except ValidationError as error:
+        names = [*kind.Options.model_fields, *StageTable.model_fields]
+        raise finding(error.errors()[0], field, names) from error
+
+
+def check_pipelines(pipelines: Mapping[str, PipelineTable], models: Mapping[str, object]) -> None:
+    """Check the stages of each pipeline; `models` has the other models of the origin by name.
+
+    Raises:
+        ConfigError: A stage, an option or a model is unknown, or pipelines ask each other in a
+            circle.
+    """
+    for name, pipeline in pipelines.items():
+        for number, table in enumerate(pipeline.stages, 1):
+            field = f"pipelines.{name}.stages[{number}]"
+            kind = stage_class(table.stage, f"{field}.stage")
+            options = stage_options(table, kind, field)
+            if isinstance(options, ModelOptions):
+                _check_model(table, options.model, field, [*models, *pipelines])
+    for name in pipelines:
+        _check_circle((name,), pipelines)
+
+
+def _check_model(table: StageTable, model: str, field: str, known: list[str]) -> None:
+    if model not in known:
+        hint = f"the models are {', '.join(known)}"
+        raise ConfigError(f"no model has the name {model!r}", field=f"{field}.model", hint=hint)
+    if table.optional:
+        hint = "remove it: without its model a pipeline has no output"
+        raise ConfigError("a model cannot be optional", field=f"{field}.optional", hint=hint)
+
+
+def _check_circle(path: tuple[str, ...], pipelines: Mapping[str, PipelineTable]) -> None:
+    """Raise ConfigError if the last pipeline of `path` asks one of those before it."""
+    for model in pipelines[path[-1]].models:
+        if model in path:
+            circle = " -> ".join([*path[path.index(model) :], model])
+            raise ConfigError(
+                f"the pipelines ask each other in a circle: {circle}",
+                field=f"pipelines.{path[0]}",
+                hint="let one of them ask a model",
+            )
+        if model in pipelines:
+            _check_circle((*path, model), pipelines)

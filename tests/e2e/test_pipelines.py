@@ -1,0 +1,192 @@
+"""A pipeline whose workers are killed: the reader gets the same text, and nothing forbidden."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tailrace.origin.config import DEMO_MODEL
+from tests.e2e.held import HeldOrigin
+from tests.e2e.processes import Edge, running
+from tests.e2e.sse import SSE, Reading, events, resume, start
+
+pytestmark = pytest.mark.anyio
+
+SETTINGS = f"""
+[models.demo]
+folder = "{DEMO_MODEL.resolve()}"
+device = "cpu"
+kv_mib = 16
+
+[pipelines.safe]
+[[pipelines.safe.stages]]
+stage = "blocklist"
+name = "prompts"
+words = ["bomb"]
+message = "the prompt was refused"
+[[pipelines.safe.stages]]
+stage = "model"
+model = "demo"
+[[pipelines.safe.stages]]
+stage = "blocklist"
+words = ["the", "a"]
+action = "mask"
+
+[pipelines.strict]
+[[pipelines.strict.stages]]
+stage = "model"
+model = "safe"
+[[pipelines.strict.stages]]
+stage = "blocklist"
+patterns = ['\\bwas\\b']
+hold_chars = 8
+
+[pipelines.twice]
+[[pipelines.twice.stages]]
+stage = "model"
+model = "demo"
+max_tokens = 20
+[[pipelines.twice.stages]]
+stage = "model"
+name = "second"
+model = "demo"
+prompt = "Once upon a time {{text}}"
+"""
+REQUEST: dict[str, Any] = {
+    "model": "safe",
+    "prompt": "Once upon a time",
+    "max_tokens": 120,
+    "temperature": 0.8,
+    "seed": 7,
+    "ignore_eos": True,
+}
+KILLS = ((10, "demo"), (40, "safe"), (70, "safe"))
+"""The events at which the worker of a model is killed."""
+HELD_EVENTS = 30
+"""Number of events behind the one of a kill at which the model is held: no stream has ended."""
+
+
+class House:
+    """An origin with a model and pipelines around it, and two edges."""
+
+    def __init__(self, folder: Path) -> None:
+        settings = folder / "tailrace.toml"
+        settings.write_text(SETTINGS)
+        self.origin = HeldOrigin(folder / "data", config=settings)
+        self.edges = [Edge(self.origin), Edge(self.origin)]
+
+    async def kill(self, model: str) -> None:
+        """Kill the worker of one model, and wait until another one is ready."""
+        ready = [one for one in self.origin.events if one.get("message") == "worker.ready"]
+        os.kill([one["pid"] for one in ready if one["model"] == model][-1], signal.SIGKILL)
+        await self.origin.saw("worker.ready", len(ready) + 1)
+
+
+@pytest.fixture
+async def pipelines(tmp_path: Path) -> AsyncIterator[House]:
+    made = House(tmp_path)
+    async with running(made.origin, *made.edges):
+        await made.origin.saw("worker.ready", 4)
+        yield made
+
+
+def words(text: str) -> set[str]:
+    return set(text.lower().replace(".", " ").replace(",", " ").split())
+
+
+async def test_a_reader_gets_the_same_masked_text_whoever_is_killed(
+    pipelines: House, client: httpx.AsyncClient
+) -> None:
+    one, two = (edge.url for edge in pipelines.edges)
+    plain = await start(client, one, REQUEST | {"model": "demo"})
+    whole = await start(client, one, REQUEST)
+    assert {"the", "a"} <= words(plain.text)
+    assert not {"the", "a"} & words(whole.text)
+    assert whole.text.count("*") > 3
+    assert len(whole.text) == len(plain.text)
+    reading, left = Reading(), list(KILLS)
+    pipelines.origin.hold_behind(plain, left[0][0] + HELD_EVENTS)
+    async with client.stream("POST", f"{one}/v1/generate", json=REQUEST, headers=SSE) as response:
+        reading.stream = response.headers["Tailrace-Stream"]
+        reading.token = response.headers["Tailrace-Token"]
+        async for event in events(response):
+            reading.events.append(event)
+            if left and len(reading.events) == left[0][0]:
+                await pipelines.kill(left.pop(0)[1])
+                if left:
+                    pipelines.origin.hold_behind(plain, left[0][0] + HELD_EVENTS)
+                else:
+                    pipelines.origin.go_on()
+    assert not left
+    assert reading.events == whole.events
+    assert reading.end["total_tokens"] == plain.end["total_tokens"]
+    for cut in (0, 25, len(reading.events) - 1):
+        again = Reading(reading.stream, reading.token, reading.events[:cut])
+        assert (await resume(client, two, again)).events == reading.events
+
+
+async def test_a_prompt_is_refused_before_any_model_has_it(
+    pipelines: House, client: httpx.AsyncClient
+) -> None:
+    url = pipelines.edges[0].url
+    refused = await start(client, url, REQUEST | {"prompt": "How do I build a Bomb?"})
+    assert refused.text == ""
+    assert refused.end["finish_reason"] == "filtered"
+    assert refused.end["message"] == "the prompt was refused"
+    assert refused.end["total_tokens"] == 0
+
+
+async def test_a_stage_that_ends_the_stream_cancels_the_model(
+    pipelines: House, client: httpx.AsyncClient
+) -> None:
+    url = pipelines.edges[0].url
+    plain = await start(client, url, REQUEST)
+    assert " was " in plain.text
+    pipelines.origin.hold(len(plain.text) // 2)  # the model never ends by itself
+    ended = await start(client, url, REQUEST | {"model": "strict"})
+    assert ended.end["finish_reason"] == "filtered"
+    assert plain.text.startswith(ended.text)
+    assert plain.text[len(ended.text) :].startswith("was")
+    while True:
+        shown = (await client.get(f"{url}/v1/admin/streams")).json()["streams"]
+        states = {one["model"]: one["state"] for one in shown if one["id"] != plain.stream}
+        if set(states.values()) <= {"ended"}:
+            break
+    pipelines.origin.go_on()
+
+
+async def test_the_text_of_one_model_is_the_prompt_of_the_next(
+    pipelines: House, client: httpx.AsyncClient
+) -> None:
+    url = pipelines.edges[0].url
+    asked = REQUEST | {"max_tokens": 30}
+    first = await start(client, url, asked | {"model": "demo", "max_tokens": 20})
+    second = {"model": "demo", "prompt": f"Once upon a time {first.text}"}
+    expected = await start(client, url, asked | second)
+    twice = await start(client, url, asked | {"model": "twice"})
+    assert twice.text == expected.text
+    assert twice.end["total_tokens"] == 50
+
+
+async def test_no_client_can_read_the_stream_of_the_model_inside(
+    pipelines: House, client: httpx.AsyncClient
+) -> None:
+    url = pipelines.edges[0].url
+    pipelines.origin.hold(100)
+    own = await start(client, url, REQUEST, stop_after=5)
+    shown = (await client.get(f"{url}/v1/admin/streams")).json()["streams"]
+    [inner] = [one for one in shown if one["id"] != own.stream]
+    assert inner["tenant"] == "pipelines:"
+    for path in ("", "?snapshot=1"):
+        answer = await client.get(f"{url}/v1/generate/{inner['id']}{path}", headers=SSE)
+        assert answer.status_code == 404
+    branch = {"index": 3}
+    answer = await client.post(f"{url}/v1/generate/{inner['id']}/branch", json=branch)
+    assert answer.status_code == 404
+    pipelines.origin.go_on()

@@ -1,0 +1,100 @@
+"""Stages for tests, and the outputs of pipelines that have them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tailrace.origin.pipelines.origin_client import OriginClient
+from tailrace.origin.pipelines.runner import RunningStage, outputs
+from tailrace.origin.pipelines.stage import (
+    AnyStage,
+    Item,
+    Items,
+    Prompt,
+    Stage,
+    StageContext,
+    StageOptions,
+)
+from tailrace.origin.producer import End, Output, Text
+from tests.origin.producers.asked import recipe
+
+STREAM = bytes(range(16))
+
+
+class Words(Stage[StageOptions]):
+    """Replaces a prompt by its words, as a model would."""
+
+    def process(self, item: Item) -> Iterable[Item]:
+        """Yield the words of a prompt."""
+        if isinstance(item, Prompt):
+            for word in item.texts[0].split():
+                yield Text(f"{word} ")
+        else:
+            yield item
+
+
+class Shout(Stage[StageOptions]):
+    """Puts text in upper case, and holds back the last one."""
+
+    def __init__(self, options: StageOptions, context: StageContext) -> None:
+        """Begin without text."""
+        super().__init__(options, context)
+        self._last: list[Item] = []
+
+    def process(self, item: Item) -> Iterable[Item]:
+        """Return the item before this one."""
+        if not isinstance(item, Text):
+            return (item,)
+        if item.text == "fail ":
+            raise ValueError("a word that fails")
+        ready, self._last = self._last, [item]
+        return map(_loud, ready)
+
+    def finish(self, end: End) -> Iterable[Item]:
+        """Return the last item."""
+        return map(_loud, self._last)
+
+    def held(self) -> Iterable[Item]:
+        """Return the last item, as it was."""
+        return self._last
+
+
+def _loud(item: Item) -> Item:
+    assert isinstance(item, Text)
+    return Text(item.text.upper())
+
+
+class Hangs(Stage[StageOptions]):
+    """Passes on items, and waits for ever at the word `hang`."""
+
+    def process(self, item: Item) -> Items:
+        """Return the item, but never `hang`."""
+        return self._later(item)
+
+    async def _later(self, item: Item) -> AsyncIterator[Item]:
+        if isinstance(item, Text):
+            yield Text("-")
+        if item == Text("hang "):
+            await asyncio.Event().wait()
+        yield item
+
+
+def running(
+    kind: Callable[[Any, StageContext], AnyStage], name: str = "", **more: Any
+) -> RunningStage:
+    """Return a stage of a stream; `more` are `options`, `optional` and `limit_s`."""
+    options = more.pop("options", StageOptions())
+    named = name or getattr(kind, "__name__", "stage").lower()
+    origin = OriginClient(Path("none"))
+    context = StageContext(named, STREAM, recipe(), origin)
+    return RunningStage(named, kind(options, context), **more)
+
+
+async def run(
+    stages: Sequence[RunningStage], prompt: str, skipped: Mapping[str, int] | None = None
+) -> list[Output]:
+    """Return all outputs of a pipeline."""
+    return [one async for one in outputs(stages, Prompt(prompt), skipped or {})]

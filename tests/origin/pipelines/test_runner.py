@@ -1,0 +1,127 @@
+"""The stages of a stream: order, back-pressure, failures, and stages that are skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import aclosing
+
+import pytest
+
+from tailrace.ledger.frame import FinishReason
+from tailrace.origin.generations.stream_log import STAGE_SKIPPED, skip_message
+from tailrace.origin.pipelines.queue import MAX_QUEUED_BYTES, MAX_QUEUED_ITEMS
+from tailrace.origin.pipelines.runner import outputs
+from tailrace.origin.pipelines.stage import Item, Prompt, Stage, StageOptions
+from tailrace.origin.producer import End, Remark, Text
+from tests.origin.pipelines.staged import Hangs, Shout, Words, run, running
+
+pytestmark = pytest.mark.anyio
+
+
+class PassOn(Stage[StageOptions]):
+    """Passes on everything."""
+
+    def process(self, item: Item) -> Iterable[Item]:
+        """Return the item."""
+        return (item,)
+
+
+async def test_items_pass_through_all_stages_in_order() -> None:
+    made = await run([running(Words), running(Shout), running(Shout, "again")], "one two three")
+    assert made == [Text("ONE "), Text("TWO "), Text("THREE "), End()]
+
+
+async def test_a_required_stage_that_fails_ends_the_stream_by_name() -> None:
+    *before, end = await run([running(Words), running(Shout)], "one two fail three")
+    assert before == [Text("ONE ")]
+    assert end == End(
+        FinishReason.FAILED, message="the stage shout failed: ValueError: a word that fails"
+    )
+
+
+async def test_an_optional_stage_that_fails_is_skipped_and_holds_nothing_back() -> None:
+    stages = [running(Words), running(Shout, optional=True), running(PassOn)]
+    made = await run(stages, "one two fail three")
+    message = skip_message("shout", 2, "ValueError: a word that fails")
+    assert made == [
+        Text("ONE "),
+        Text("two "),
+        Remark(STAGE_SKIPPED, message),
+        Text("fail "),
+        Text("three "),
+        End(),
+    ]
+
+
+class Patient(Shout):
+    """A Shout that does not fail."""
+
+    def process(self, item: Item) -> Iterable[Item]:
+        """Return the item before this one."""
+        ready, self._last = self._last, [item]
+        return [Text(one.text.upper()) for one in ready if isinstance(one, Text)]
+
+
+async def test_a_stage_that_was_skipped_is_skipped_at_the_same_item_again() -> None:
+    first = await run([running(Words), running(Shout, optional=True)], "one two fail three")
+    again = [running(Words), running(Patient, "shout", optional=True)]
+    second = await run(again, "one two fail three", {"shout": 2})
+    assert [type(one) for one in second] == [type(one) for one in first]
+    assert [one for one in second if isinstance(one, Text)] == [
+        one for one in first if isinstance(one, Text)
+    ]
+
+
+async def test_an_optional_stage_that_is_late_passes_on_none_of_its_items() -> None:
+    stages = [running(Words), running(Hangs, optional=True, limit_s=0.05)]
+    made = await run(stages, "one hang three")
+    message = skip_message("hangs", 1, "it took more than 0.05 s for an item")
+    expected = [Text("-"), Text("one "), Remark(STAGE_SKIPPED, message)]
+    assert made == [*expected, Text("hang "), Text("three "), End()]
+
+
+async def test_a_required_stage_that_is_late_ends_the_stream() -> None:
+    *_, end = await run([running(Words), running(Hangs, limit_s=0.05)], "one hang three")
+    assert isinstance(end, End)
+    assert end.message == "the stage hangs failed: it took more than 0.05 s for an item"
+
+
+class Counts(Stage[StageOptions]):
+    """Counts what it gives."""
+
+    given = 0
+
+    def process(self, item: Item) -> Iterable[Item]:
+        """Yield text without end."""
+        size = 1 if isinstance(item, Prompt) and item.text == "small" else MAX_QUEUED_BYTES
+        while True:
+            yield Text("x" * size)
+            self.given += 1
+
+
+@pytest.mark.parametrize(("prompt", "most"), [("small", 2 * MAX_QUEUED_ITEMS + 3), ("large", 5)])
+async def test_a_reader_that_stops_stops_the_stages(prompt: str, most: int) -> None:
+    source, last = running(Counts), running(Hangs)
+    async with aclosing(outputs([source, last], Prompt(prompt), {})) as made:
+        assert await anext(made) == Text("-")
+        for _ in range(50):
+            await anext(made)
+        stage = source.stage
+        assert isinstance(stage, Counts)
+        taken = 25  # each text is two outputs of the last stage
+        assert taken <= stage.given <= taken + most
+
+
+async def test_a_prompt_that_no_model_takes_ends_the_stream() -> None:
+    made = await run([running(PassOn, "nothing")], "one")
+    message = "the stage nothing gave a prompt, and no model follows it"
+    assert made == [End(FinishReason.FAILED, message=message)]
+
+
+async def test_nothing_follows_the_end_of_a_stage() -> None:
+    class Ends(PassOn):
+        def process(self, item: Item) -> Iterable[Item]:
+            return (End(FinishReason.FILTERED), item) if item == Text("two ") else (item,)
+
+    made = await run([running(Words), running(Ends), running(Shout)], "one two three")
+    assert made == [Text("ONE "), End(FinishReason.FILTERED)]

@@ -1,0 +1,111 @@
+"""Pipelines in a settings file: what is refused, and with which words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tailrace.ledger.errors import ConfigError
+from tailrace.origin.config import OriginConfig, PipelineConfig
+from tailrace.origin.pool.model_table import load_tables
+from tailrace.origin.workers.program import TEXT, makes_tokens, program, settings_of
+
+MODEL = '[models.small]\nproducer = "a:b"\n'
+
+
+def pipeline(*stages: str, name: str = "safe") -> str:
+    """Return the table of a pipeline."""
+    return "".join(f"[[pipelines.{name}.stages]]\n{stage}\n" for stage in stages)
+
+
+def written(folder: Path, text: str) -> Path:
+    file = folder / "tailrace.toml"
+    file.write_text(text)
+    return file
+
+
+ASKS = 'stage = "model"\nmodel = "small"'
+BLOCKS = 'stage = "blocklist"\nwords = ["x"]'
+
+
+def test_a_pipeline_is_served_as_a_model(tmp_path: Path) -> None:
+    tables = load_tables(written(tmp_path, MODEL + pipeline(BLOCKS, ASKS)))
+    assert list(tables) == ["small", "safe"]
+    config = tables["safe"].alone("safe", OriginConfig())
+    assert isinstance(config, PipelineConfig)
+    assert not makes_tokens(config)
+    module, settings = program(config)
+    assert module == TEXT
+    again = settings_of(settings)
+    assert isinstance(again, PipelineConfig)
+    assert again.pipeline == config.pipeline
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            MODEL + pipeline('stage = "blocklst"', ASKS),
+            r"pipelines\.safe\.stages\[1\]\.stage: no stage has the name 'blocklst' \(did you mean"
+            r" blocklist\?\)",
+        ),
+        (
+            MODEL + pipeline('stage = "blocklist"\nwords = ["x"]\nacton = "end"', ASKS),
+            r"pipelines\.safe\.stages\[1\]\.acton: unknown setting \(did you mean action\?\)",
+        ),
+        (
+            MODEL + pipeline(BLOCKS),
+            r"pipelines\.safe.*no stage is a model",
+        ),
+        (
+            MODEL + pipeline('stage = "model"\nmodel = "large"'),
+            r"pipelines\.safe\.stages\[1\]\.model: no model has the name 'large' \(the models are"
+            r" small, safe\)",
+        ),
+        (
+            MODEL + pipeline(ASKS, name="small"),
+            r"pipelines\.small: a model has the name 'small', too",
+        ),
+        (
+            pipeline('stage = "model"\nmodel = "b"', name="a")
+            + pipeline('stage = "model"\nmodel = "a"', name="b"),
+            r"pipelines\.a: the pipelines ask each other in a circle: a -> b -> a",
+        ),
+        (
+            MODEL + pipeline(BLOCKS, BLOCKS, ASKS),
+            r"two stages have the name 'blocklist'",
+        ),
+        (
+            MODEL + pipeline(ASKS + "\noptional = true"),
+            r"pipelines\.safe\.stages\[1\]\.optional: a model cannot be optional",
+        ),
+        (
+            MODEL + pipeline('stage = "tests.origin.pipelines.staged:run"', ASKS),
+            r"tests\.origin\.pipelines\.staged:run is not a class of stages",
+        ),
+        (
+            MODEL + pipeline('stage = "no.such:Stage"', ASKS),
+            r"cannot import no\.such",
+        ),
+        (
+            MODEL + "[pipelines.safe]\nstages = []\n",
+            r"pipelines\.safe\.stages",
+        ),
+        (
+            MODEL + "[pipelines]\nsafe = 1\n",
+            r"pipelines\.safe",
+        ),
+    ],
+)
+def test_a_pipeline_that_cannot_work_is_refused_by_name(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_tables(written(tmp_path, text))
+
+
+def test_a_class_of_ones_own_is_a_stage(tmp_path: Path) -> None:
+    own = 'stage = "tests.origin.pipelines.staged:Shout"'
+    tables = load_tables(written(tmp_path, MODEL + pipeline(ASKS, own)))
+    assert "safe" in tables
