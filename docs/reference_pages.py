@@ -37,8 +37,8 @@ def settings_page() -> str:
         "over the environment, and the environment over the file.",
     ]
     for table, schema in config_schema(PARTS)["properties"].items():
-        several = table == "models"
-        name = "models.NAME" if several else table
+        several = table in ("models", "pipelines")
+        name = f"{table}.NAME" if several else table
         lines += ["", f"## [{name}]"]
         if several:
             lines += ["", schema["description"]]

@@ -24,7 +24,8 @@ from tailrace.ledger.errors import ConfigError
 from tailrace.ledger.process.settings import DEFAULT_FILE, Settings, all_of
 from tailrace.ledger.validation import fault_of
 from tailrace.origin.config import OriginConfig
-from tailrace.origin.pool.model_table import ModelTable, Tables, load_tables
+from tailrace.origin.pipelines.table import StageTable
+from tailrace.origin.pool.model_table import ModelTable, PipelineModel, Tables, load_tables
 from tailrace.origin.workers.program import unused
 
 WIDTH = 96
@@ -42,10 +43,11 @@ BOUNDS = {"ge": "at least {}", "gt": "above {}", "le": "at most {}", "lt": "belo
 def commented(parts: Sequence[type[Settings]]) -> str:
     """Return the text of a new `tailrace.toml`, with every setting commented out.
 
-    It has the settings of `parts`, and those of one table for a model.
+    It has the settings of `parts`, and those of one table for a model and for a stage.
     """
     lines = [line for part in parts for line in _table(part, f"[{part.table}]")]
     lines += _table(ModelTable, "# [models.NAME]")
+    lines += _table(StageTable, "# [[pipelines.NAME.stages]]")
     return HEAD + "".join(f"\n{line}" for line in lines) + "\n"
 
 
@@ -80,7 +82,7 @@ def _sentence(text: str) -> str:
 
 
 def _literal(shown: Mapping[str, Any], name: str, info: FieldInfo) -> str:
-    value = shown[name]
+    value = shown.get(name)
     # An absolute path depends on where Tailrace is installed, so it is not shown as a default.
     is_here = isinstance(info.default, Path) and info.default.is_absolute()
     return "" if value is None or is_here else f" {json.dumps(value, ensure_ascii=False)}"
@@ -149,8 +151,12 @@ def load_all(parts: Sequence[type[Settings]], file: Path | None) -> list[Setting
     if errors:
         raise all_of(errors)
     for name, model in tables.items():
-        for key, value in model.model_dump(mode="json", exclude_unset=True).items():
-            settings.append(Setting(f"models.{name}.{key}", value, str(file or DEFAULT_FILE)))
+        table = f"models.{name}"
+        shown = model.model_dump(mode="json", exclude_unset=True)
+        if isinstance(model, PipelineModel):
+            table, shown = f"pipelines.{name}", model.pipeline
+        for key, value in shown.items():
+            settings.append(Setting(f"{table}.{key}", value, str(file or DEFAULT_FILE)))
     return settings
 
 

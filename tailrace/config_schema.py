@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from tailrace.ledger.process.settings import Settings, split_at_commas
 from tailrace.ledger.process.version import tailrace_version
+from tailrace.origin.pipelines.table import PipelineTable
 from tailrace.origin.pool.model_table import ModelTable
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -19,7 +20,7 @@ SCHEMA_FILE = "tailrace.schema.json"
 
 
 def config_schema(parts: Sequence[type[Settings]]) -> dict[str, Any]:
-    """Return the schema of `tailrace.toml`: a table for each of `parts`, and for each model."""
+    """Return the schema of `tailrace.toml`: a table for each of `parts`, model and pipeline."""
     definitions: dict[str, Any] = {}
     tables = {part.table: _schema_of(part, definitions) for part in parts}
     models = {
@@ -27,12 +28,17 @@ def config_schema(parts: Sequence[type[Settings]]) -> dict[str, Any]:
         "description": "One table for each of several models, by its name in requests.",
         "additionalProperties": _schema_of(ModelTable, definitions),
     }
+    pipelines = {
+        "type": "object",
+        "description": "One table for each pipeline, by its name in requests: docs/pipelines.md.",
+        "additionalProperties": _schema_of(PipelineTable, definitions),
+    }
     return {
         "$schema": DIALECT,
         "title": f"Settings of Tailrace {tailrace_version()}",
         "type": "object",
         "additionalProperties": False,
-        "properties": tables | {"models": models},
+        "properties": tables | {"models": models, "pipelines": pipelines},
         "$defs": definitions,
     }
 

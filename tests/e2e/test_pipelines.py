@@ -88,9 +88,9 @@ class House:
         await self.origin.saw("worker.ready", len(ready) + 1)
 
 
-@pytest.fixture
-async def pipelines(tmp_path: Path) -> AsyncIterator[House]:
-    made = House(tmp_path)
+@pytest.fixture(scope="module")
+async def pipelines(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
+    made = House(tmp_path_factory.mktemp("pipelines"))
     async with running(made.origin, *made.edges):
         await made.origin.saw("worker.ready", 4)
         yield made

@@ -31,7 +31,7 @@ BLOCKED = "blocked"
 
 
 class Action(StrEnum):
-    """What happens to blocked text."""
+    """How blocked text is treated."""
 
     END = "end"
     REPLACE = "replace"

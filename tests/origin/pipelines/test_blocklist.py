@@ -22,6 +22,7 @@ def checked(items: list[Item], **options: Any) -> list[Item]:
     """Return what a blocklist of the word "bad" makes of items."""
     given = BlocklistOptions(**{"words": ("bad",), **options})
     stage = running(Blocklist, "list", options=given).stage
+    assert isinstance(stage, Blocklist)
     made: list[Item] = []
     for item in items:
         made += stage.process(item)
@@ -103,6 +104,7 @@ def test_other_items_pass_and_a_notice_comes_once() -> None:
 
 def test_held_text_is_given_back_unchanged() -> None:
     stage = running(Blocklist, options=BlocklistOptions(words=("bad",))).stage
+    assert isinstance(stage, Blocklist)
     assert list(stage.process(Text("so ba"))) == [Text("so ")]
     assert list(stage.held()) == [Text("ba")]
 
