@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -104,6 +105,8 @@ class OriginClient:
             await asyncio.gather(self._receiving, return_exceptions=True)
         if self._writer is not None:
             self._writer.close()
+            with suppress(OSError):
+                await self._writer.wait_closed()
 
     def cancel(self, stream: bytes, caller: Caller) -> None:
         """End a stream that is not needed any more; the answer is ignored."""
