@@ -1,7 +1,7 @@
 """Captured forward passes: one CUDA graph on a GPU in place of five launches per layer.
 
 `PrefillGraph` and `ReplayGraph` end with hidden rows. `DrawnStep` also contains the LM head and the
-sampler, and ends with tokens. All of them use the decoder's buffers, so graphs of one decoder must
+sampler, and ends with tokens. All three use the decoder's buffers, so graphs of one decoder must
 run one after another. Without a CUDA device the kernels are launched one by one.
 """
 

@@ -5,9 +5,9 @@ adds to the residual stream; the second multiplies the normed residual stream by
 layer of a BitNet model takes three launches instead of five. Each half runs the code of
 `ternary_gemv`, whose sums are integers, so fused and separate launches give the same bits.
 
-The weights of the second half are loaded before the barrier ends. They are prefetched into L2
-before the preceding launches have ended, and a program loads them into registers while it waits at
-the barrier for the others.
+The weights of the second half are loaded before the barrier ends. These weights are prefetched into
+L2 before the preceding launches have ended, and a program loads them into registers while it waits
+at the barrier for the other programs.
 """
 
 # mypy: disallow-untyped-calls=False, disallow-untyped-decorators=False

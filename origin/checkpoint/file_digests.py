@@ -3,7 +3,7 @@
 Without the cache each start of a worker would hash the checkpoint, which takes 12 s for 16 GB. Any
 write to a file changes its ctime, which no program can set. The digest of a file that changed
 moments ago is not cached, because the next change might have the same ctime. The cache is replaced
-as a whole; one that cannot be read, or is of another version, counts as empty.
+as a whole; a cache that cannot be read, or is of another version, counts as empty.
 """
 
 from __future__ import annotations

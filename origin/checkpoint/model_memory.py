@@ -1,7 +1,7 @@
 """The memory that a model needs on a CPU and on a GPU, computed from its shape; no torch.
 
-It covers weights, rotary tables and the KV cache as `origin.models` allocates them, but neither
-activations nor torch itself.
+The sum covers weights, rotary tables and the KV cache as `origin.models` allocates them, but
+neither activations nor torch itself.
 """
 
 from __future__ import annotations

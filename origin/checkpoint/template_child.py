@@ -6,9 +6,9 @@ single call into the interpreter. So the kernel ends this process at a limit of 
 
 Each line of standard input is a JSON object, and is answered by one on standard output. The first
 has the `template` and the `special` tokens that it may name; the answer is {} or has a `problem`,
-perhaps with its `line`. Each further one has `messages`, `tools` (or null) and the time `now`; the
-answer has the `text`, or the reason why the template has `refused` or `failed`. The process ends
-at the end of its input, and thus with its parent. The parent's side is in `prompt`.
+perhaps with its `line`. Each further line has `messages`, `tools` (or null) and the time `now`; the
+answer has the `text`, or the reason why the template has `refused` or `failed`. The process ends at
+the end of its input, and thus with its parent. The parent's side is in `prompt`.
 """
 
 from __future__ import annotations

@@ -117,7 +117,8 @@ class ServedModel:
     last_exit: str = ""
 
     ended_s: float | None = None
-    """When the last request ended; None while there are requests, and before the first one."""
+    """When the model's last request ended; None while there are requests, and before the first
+    one."""
     keep_until_s: float = 0.0
     prewarm_at_s: float = inf
     prewarm_until_s: float = inf
@@ -134,7 +135,8 @@ class ServedModel:
     request_count: int = 0
     loads: int = 0
     idle_from_s: float | None = None
-    """The time since which the model is ready without requests; None if it is not."""
+    """The time since which the model is ready without requests; None while it has requests or is
+    not ready."""
     wasted_gpu_s: float = 0.0
 
     @property

@@ -106,8 +106,8 @@ class StreamState(Enum):
     DEFERRED = "deferred"
     """The ledger gave no answer; the stream is tried again when the ledger is back."""
     PAUSED = "paused"
-    """No client reads the stream; it continues when one does. It counts against no limit of
-    running streams."""
+    """No client reads the stream, so it is not generated until a client reads it again. A paused
+    stream counts against no limit of running streams."""
     LEFT = "left"
     """The stream has no end, and this origin cannot continue it: it is damaged, or was written by
     another version."""

@@ -38,10 +38,10 @@ TEXT = "text"
 class Steering:
     """The Steer orders of one stream that are not known to be durable, in order.
 
-    A worker takes the orders one after another. Its emissions state which ids came from which
-    order, and the log stores that. So when the stream moves to another worker, exactly the pending
-    orders are sent to that worker. A `ticket` identifies an order to its caller. Methods that
-    return tickets return those of the orders that are no longer pending.
+    A worker takes the orders one after another. The worker's emissions state which ids came from
+    which order, and the log stores this. So when the stream moves to another worker, exactly the
+    pending orders are sent to that worker. A `ticket` identifies an order to its caller. Methods
+    that return tickets return those of the orders that are no longer pending.
     """
 
     _pending: deque[tuple[Steer, int]] = field(default_factory=deque)

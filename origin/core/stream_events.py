@@ -218,7 +218,7 @@ class WorkerAvailable:
 
 @dataclass(frozen=True, slots=True)
 class WorkerGone:
-    """The process of a worker has ended; `is_death`: it was not told to end."""
+    """The process of a worker has ended; `is_death` is True if it was not told to end."""
 
     worker: int
     is_death: bool = True

@@ -312,8 +312,9 @@ class StreamCore:
     def _wait_again(self, streams: Iterable[Stream], event: StreamEvent) -> None:
         """Queue streams that have lost their worker.
 
-        They come before streams that wait for their first token, because their readers see a
-        pause. Suspects come last, since the other streams are less likely to kill a worker.
+        Such streams come before those that wait for their first token, because the readers of a
+        stream that has begun see a pause. Suspects come last, since the other streams are less
+        likely to kill a worker.
         """
         waiting = [stream for stream in streams if self.table.turn(stream, event)]
         others = [stream for stream in waiting if stream.standing.group is None]

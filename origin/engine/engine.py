@@ -106,7 +106,7 @@ class Engine:
     def add(self, run_id: int, run: StartRun) -> None:
         """Accept a run.
 
-        One that cannot be served ends as FAILED; raises Conflict for an id in use.
+        A run that cannot be served ends as FAILED. Raises Conflict for an id in use.
         """
         if run_id in self._generations:
             raise Conflict(f"run id {run_id} is in use already", field="corr")

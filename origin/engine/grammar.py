@@ -4,9 +4,9 @@ llguidance (https://github.com/guidance-ai/llguidance) does the matching, over t
 tokens. The allowed ids depend on the run's format and its generated ids alone, so a continuation
 replays the ids and gets the masks of the uninterrupted run.
 
-The supervisor imports `check_format` and `check_tools` from here; neither needs torch. They fix how
-JSON is written and which objects are closed. A recipe stores the resulting schema, so that another
-version or setting does not change a stream that has begun.
+The supervisor imports `check_format` and `check_tools` from here; neither needs torch. These
+functions fix how JSON is written and which objects are closed. A recipe stores the resulting
+schema, so that another version or setting does not change a stream that has begun.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_REGEX_BYTES = 4 * 1024
 MAX_JOINED_PATTERNS = 10
 """Maximum number of different patterns and formats in a schema that joins others (see `JOINING`).
 
-Each further one triples the time of a check.
+Each further pattern or format triples the time of a check.
 """
 MAX_MULTIPLE = 10_000
 """Maximum product of the different values of `multipleOf` in a schema.

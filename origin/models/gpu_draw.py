@@ -78,7 +78,7 @@ class GpuDraw:
     def scores(
         self, logits: Tensor, draws: Sequence[Draw], tokens: Tensor, most: int | None = None
     ) -> Tensor | None:
-        """Return `logprobs.pack_scores` of the rows that request scores; None if none does.
+        """Return `logprobs.pack_scores` of the rows that request scores, or None if no row does.
 
         tokens: int32 [rows or more], the drawn ids. most: number of alternatives, by default as
         many as these draws request.

@@ -157,8 +157,8 @@ class DecoderParts:
             gate_up=layer.gate_up,
             ffn_norm=layer.ffn_norm,
             down=layer.down,
-            # Triton's interpreter takes seconds for the many programs of a GEMV. There the matrix
-            # kernels compute single rows too; their results have the same bits.
+            # Triton's interpreter takes seconds for the many programs of a GEMV. In the interpreter
+            # the matrix kernels compute single rows, too, with results of the same bits.
             gemv_rows=0 if INTERPRETED else gemv_rows(self._config),
         )
 

@@ -170,7 +170,8 @@ def layer_tensors(
     """Return layer `index` on `device`, with linears of the same input joined.
 
     Query, key and value are joined, and gate and up. join: makes one linear of the parts that share
-    an input, in the order of their outputs. Its ValueError becomes a ModelError that names them.
+    an input, in the order of their outputs. A ValueError of `join` becomes a ModelError that names
+    the parts.
     """
     prefix = f"model.layers.{index}"
 

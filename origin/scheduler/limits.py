@@ -15,7 +15,7 @@ AIM = 0.85
 """Share of the allowed step time that the limits aim at, since single steps take longer."""
 STARTED_STEPS_PER_RAISE = 32
 """Number of consecutive steps within the target time after which the limit of started runs rises by
-one. It is high, since a started run is decoded until it ends."""
+one. The number is high, since a started run is decoded until it ends."""
 CHUNK_STEPS_PER_RAISE = 8
 """Number of consecutive steps within the target time after which a step may have one more row of
 decoding. Less urgent runs that get no row in a step get one in a later step."""

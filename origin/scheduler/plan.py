@@ -71,9 +71,9 @@ def pages_for(tokens: int) -> int:
 class ScheduledRun:
     """One run as the scheduler sees it: its tokens, and the pages in which they are cached.
 
-    It is made from the prompt and the tokens that follow it. `ids` are the known tokens, of which
-    the first `prompt` are the prompt. `cached` of them have their keys and values in `pages`, and
-    at most `most` will ever be known.
+    A ScheduledRun is made from the prompt and the tokens that follow the prompt. `ids` are the
+    known tokens, of which the first `prompt` are the prompt. `cached` of them have their keys and
+    values in `pages`, and at most `most` will ever be known.
     """
 
     run: int

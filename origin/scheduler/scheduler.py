@@ -288,7 +288,7 @@ class Scheduler:
     def _planned(self, run: ScheduledRun, works: dict[int, Work]) -> int | None:
         """Return the start of the run's next work in this step.
 
-        None if it has just been preempted.
+        None if the run has just been preempted.
         """
         if run.run in works:
             work = works[run.run]

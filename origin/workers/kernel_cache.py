@@ -30,7 +30,7 @@ from tailrace.ledger.errors import CallerError, ConfigError
 from tailrace.ledger.process.durable_file import locked, replace_file
 
 FOLDER = "kernels"
-"""Name of the cache's folder in the data folder; it has a folder for each fingerprint."""
+"""Name of the cache's folder in the data folder; the cache has a folder for each fingerprint."""
 MANIFEST = "manifest.json"
 MANIFEST_VERSION = 1
 VARIABLE = "TRITON_CACHE_DIR"
@@ -274,7 +274,7 @@ def _files(folder: Path) -> dict[str, list[Any]]:
 def _is_whole(folder: Path) -> bool:
     """Return True if a kernel is complete: it has its group files and all files that they list.
 
-    Triton's launcher modules have no group file; one with a `.so` file is complete.
+    Triton's launcher modules have no group file; such a module is complete if it has a `.so` file.
     """
     groups = [path for path in folder.iterdir() if path.name.startswith(GROUP)]
     for path in groups:

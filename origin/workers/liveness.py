@@ -41,7 +41,7 @@ WATCHDOG_LEAD_S = 2.0
 because only the watchdog writes a traceback of every thread."""
 MOST_DEATHS = 6
 """Number of workers that must die in a row to open the circuit breaker: one more than a poison
-stream can kill before it is ended."""
+stream can kill before the stream is ended."""
 SETTLED_S = 10.0
 """Seconds that a ready worker must live to close the circuit breaker without any output."""
 RESTART_MIN_S = 0.05

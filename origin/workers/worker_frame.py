@@ -1,7 +1,7 @@
 """The frames between a supervisor and its workers, and their codec.
 
-They have the same header as client frames; their tags begin at 32. A frame's corr is the id of a
-run, which the supervisor chooses and which is unique on one worker connection. Frames about the
+These frames have the same header as client frames, and tags from 32 on. A frame's corr is the id of
+a run, which the supervisor chooses and which is unique on one worker connection. Frames about the
 worker itself have corr 0. Each side first sends a `Hello` with this schema's hash.
 
 After a change to these classes run `make schemas`, which writes origin/workers/worker.bare.

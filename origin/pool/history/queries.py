@@ -77,7 +77,8 @@ async def lately(
 async def models(store: HistoryStore, since_ms: int) -> list[Document]:
     """Return statistics of the requests of each model since a time, the most used first.
 
-    `first_ms` is the mean time to the first frame; None if no request is known to have got one.
+    `first_ms` is the mean time in ms to a request's first frame; None if no request is known to
+    have got a frame.
     """
     rows = await store.rows(
         f"""SELECT model, count(*), sum(CASE WHEN found IN {WARM} THEN 0 ELSE 1 END), max(at_ms),
@@ -162,7 +163,7 @@ async def typical_load_s(store: HistoryStore, model: str | None = None) -> float
 async def residence(store: HistoryStore, since_ms: int) -> list[Lane]:
     """Return the periods in which workers held models in tiers above cold.
 
-    All periods of an origin end when the origin starts or ends.
+    Every period of an origin ends, at the latest, when that origin ends or is started again.
     """
     rows = await store.rows(
         "SELECT origin, worker, at_ms, model, tier FROM tier WHERE at_ms >= $1"

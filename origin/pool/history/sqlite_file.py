@@ -43,8 +43,8 @@ class SqliteHistory:
     async def open(cls, path: Path, now_ms: int) -> Self:
         """Open a history for writing; create it if there is none, and set a damaged one aside.
 
-        Raises ConfigError for a file of a newer version, or one that is no history; it is not
-        touched.
+        Raises ConfigError for a file of a newer version, or one that is no history; such a file is
+        not touched.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         try:

@@ -18,8 +18,8 @@ def draw_frontier(
 ) -> None:
     """Draw three charts of fixed TTLs and the clairvoyant optimum.
 
-    They show cold starts against idle time, the cost relative to the optimum against the TTL, and
-    the distribution of gaps.
+    The charts show cold starts against idle time, the cost relative to the optimum against the TTL,
+    and the distribution of gaps.
     """
     figure = Figure(figsize=(8, 10), layout="constrained")
     pareto, ratio, lengths = figure.subplots(3, 1)

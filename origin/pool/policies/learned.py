@@ -61,8 +61,8 @@ class _Recent:
 class PredictivePrewarm:
     """AdaptiveTtl, or a plan to unload at once and to load again in time for the next request.
 
-    The plan has the model loaded from a low quantile of the recent gaps until a high one. It is
-    used if it would have been cheaper for these gaps.
+    The plan has the model loaded from a low quantile of the recent gaps until a high one. The plan
+    is used if it would have been cheaper for these gaps than AdaptiveTtl.
     """
 
     name = "predictive-prewarm"
