@@ -61,8 +61,11 @@ class History:
     @property
     def skipped(self) -> list[tuple[str, int]]:
         """Return the stages that a pipeline has skipped, each with the item from which on."""
-        found = [_SKIPPED.match(one.message) for one in self.notices if one.code == STAGE_SKIPPED]
-        return [(match[1], int(match[2])) for match in found if match is not None]
+        return [
+            skipped
+            for one in self.notices
+            if (skipped := skipped_stage(one.code, one.message)) is not None
+        ]
 
     def add(self, record: Record) -> None:
         _, frame = decode(record.frame)
@@ -95,6 +98,12 @@ class History:
 def skip_message(stage: str, item: int, reason: str) -> str:
     """Return the message of the Notice that a stage is skipped from an item on."""
     return f"{stage} is skipped from item {item} on: {reason}"
+
+
+def skipped_stage(code: str, message: str) -> tuple[str, int] | None:
+    """Return stage and item of a Notice that a stage is skipped; None for other notices."""
+    match = _SKIPPED.match(message) if code == STAGE_SKIPPED else None
+    return None if match is None else (match[1], int(match[2]))
 
 
 async def read_history(

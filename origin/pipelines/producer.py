@@ -8,18 +8,53 @@ pause.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from tailrace.ledger.process.version import tailrace_version
 from tailrace.origin.config import PipelineConfig
+from tailrace.origin.generations.stream_log import skipped_stage
 from tailrace.origin.pipelines.origin_client import OriginClient
+from tailrace.origin.pipelines.process_pool import ProcessPool, RemoteStage, StageProcessLost
 from tailrace.origin.pipelines.runner import RunningStage, outputs
-from tailrace.origin.pipelines.stage import Prompt, StageContext
+from tailrace.origin.pipelines.stage import (
+    AnyStage,
+    Prompt,
+    StageContext,
+    StageKind,
+    StageOptions,
+)
 from tailrace.origin.pipelines.stages.model import ModelStage
-from tailrace.origin.pipelines.table import PipelineTable, stage_class, stage_options
-from tailrace.origin.producer import About, End, Output, Request, Resumption
+from tailrace.origin.pipelines.table import (
+    PipelineTable,
+    StageTable,
+    stage_class,
+    stage_options,
+)
+from tailrace.origin.producer import About, End, Output, Remark, Request, Resumption
+
+MAX_RUNS = 5
+"""Maximum number of times that a worker runs the stages of a stream whose processes are lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class _PlannedStage:
+    """A stage of a pipeline: its settings, its class, its options and its processes, if any."""
+
+    table: StageTable
+    kind: type[AnyStage]
+    options: StageOptions
+    pool: ProcessPool | None
+
+    def running(self, context: StageContext) -> RunningStage:
+        """Return the stage for one stream."""
+        table = self.table
+        if self.pool is None:
+            stage = self.kind(self.options, context)
+            return RunningStage(table.named, stage, table.optional, table.limit_s)
+        remote = RemoteStage(self.kind, self.options, context, self.pool, table.limit_s)
+        return RunningStage(table.named, remote, table.optional)
 
 
 class PipelineProducer:
@@ -32,35 +67,60 @@ class PipelineProducer:
             ConfigError: A stage or an option is not valid.
         """
         self._origin = origin
-        self._stages = []
+        self._stages: list[_PlannedStage] = []
         for number, each in enumerate(table.stages, 1):
             field = f"pipelines.{name}.stages[{number}]"
             kind = stage_class(each.stage, field)
-            self._stages.append((each, kind, stage_options(each, kind, field)))
+            pool = ProcessPool(each.processes) if kind.kind is StageKind.CPU else None
+            planned = _PlannedStage(each, kind, stage_options(each, kind, field), pool)
+            self._stages.append(planned)
         identity = hashlib.sha256(table.model_dump_json().encode()).hexdigest()[:32]
         fingerprint = f"pipeline {tailrace_version()} {identity}"
         self.about = About(name, fingerprint, Resumption.REPEATS)
 
     async def produce(self, request: Request) -> AsyncGenerator[Output, None]:
-        """Yield the outputs of the last stage."""
+        """Yield the outputs of the last stage.
+
+        If the process of a stage is lost, all stages run again, and the outputs that were given
+        before are skipped: deterministic stages give the same ones.
+        """
+        given, skipped = 0, dict(request.skipped)
+        for nth in range(1, MAX_RUNS + 1):
+            count = 0
+            try:
+                async with aclosing(self._run(request, skipped)) as items:
+                    async for item in items:
+                        count += 1
+                        if count <= given:
+                            continue
+                        if isinstance(item, Remark):
+                            skipped |= dict(filter(None, [skipped_stage(item.code, item.message)]))
+                        given = count
+                        yield item
+                return
+            except StageProcessLost:
+                if nth == MAX_RUNS:
+                    raise
+
+    async def _run(
+        self, request: Request, skipped: Mapping[str, int]
+    ) -> AsyncGenerator[Output, None]:
         recipe = request.recipe
         running = [
-            RunningStage(
-                each.named,
-                kind(options, StageContext(each.named, request.stream, recipe, self._origin)),
-                each.optional,
-                each.limit_s,
-            )
-            for each, kind, options in self._stages
+            each.running(StageContext(each.table.named, request.stream, recipe, self._origin))
+            for each in self._stages
         ]
         prompt = Prompt(recipe.prompt, recipe.messages)
-        async with aclosing(outputs(running, prompt, dict(request.skipped))) as items:
+        async with aclosing(outputs(running, prompt, skipped)) as items:
             async for item in items:
                 yield _counted(item, running) if isinstance(item, End) else item
 
     async def close(self) -> None:
-        """Close the connection to the origin."""
+        """Close the connection to the origin, and end the processes of stages."""
         await self._origin.close()
+        for each in self._stages:
+            if each.pool is not None:
+                await each.pool.close()
 
 
 def open_pipeline(config: PipelineConfig) -> PipelineProducer:

@@ -38,6 +38,12 @@ class ItemQueue:
         self._bytes = 0
         self._most_items = most_items
         self._changed = asyncio.Event()
+        self._error: Exception | None = None
+
+    def fail(self, error: Exception) -> None:
+        """Let the reader get an error instead of the next item."""
+        self._error = error
+        self._changed.set()
 
     async def put(self, item: Item) -> None:
         """Add an item, as soon as there is room."""
@@ -49,10 +55,12 @@ class ItemQueue:
         self._changed.set()
 
     async def get(self) -> Item:
-        """Return the oldest item, as soon as there is one."""
-        while not self._items:
+        """Return the oldest item, as soon as there is one; raise the error of `fail`."""
+        while not self._items and self._error is None:
             self._changed.clear()
             await self._changed.wait()
+        if self._error is not None:
+            raise self._error
         item = self._items.popleft()
         self._bytes -= size_of(item)
         self._changed.set()

@@ -21,6 +21,7 @@ from tailrace.ledger.errors import TailraceError
 from tailrace.ledger.frame import FinishReason
 from tailrace.ledger.process.tasks import background
 from tailrace.origin.generations.stream_log import STAGE_SKIPPED, skip_message
+from tailrace.origin.pipelines.process_pool import StageProcessLost
 from tailrace.origin.pipelines.queue import ItemQueue
 from tailrace.origin.pipelines.stage import AnyStage, Item, Items, Prompt
 from tailrace.origin.producer import End, Output, Remark
@@ -50,27 +51,33 @@ async def outputs(
         stages: the stages in their order.
         prompt: the input of the first stage.
         skipped: the item from which on a stage is skipped, by the name of the stage.
+
+    Raises:
+        StageProcessLost: The process of a stage has ended. The stages must run again.
     """
     queues = [ItemQueue() for _ in range(len(stages) + 1)]
     await queues[0].put(prompt)
     await queues[0].put(End())
     works = [
-        _StageRun(each, queues[at], queues[at + 1], skipped.get(each.name)).run()
+        _StageRun(each, queues[at], queues[at + 1], skipped.get(each.name)).run(queues[-1])
         for at, each in enumerate(stages)
     ]
-    async with background(works):
-        while True:
-            item = await queues[-1].get()
-            if isinstance(item, Prompt):
-                message = f"the stage {stages[-1].name} gave a prompt, and no model follows it"
-                item = End(FinishReason.FAILED, message=message)
-            if not isinstance(item, End):
-                yield item
-                continue
-            for each in stages:
-                each.stage.close()
-            yield item
-            return
+    end: End | None = None
+    try:
+        async with background(works):
+            while end is None:
+                item = await queues[-1].get()
+                if isinstance(item, Prompt):
+                    message = f"the stage {stages[-1].name} gave a prompt, and no model follows it"
+                    item = End(FinishReason.FAILED, message=message)
+                if isinstance(item, End):
+                    end = item
+                else:
+                    yield item
+    finally:
+        for each in stages:
+            each.stage.close(end is not None)
+    yield end
 
 
 class _StageRun:
@@ -86,8 +93,11 @@ class _StageRun:
         self._skip_at = skip_at
         self._count = 0  # items that the stage has processed
 
-    async def run(self) -> None:
-        """Process items until one of the stage's own is an End, or until the input ends."""
+    async def run(self, last: ItemQueue) -> None:
+        """Process items until one of the stage's own is an End, or until the input ends.
+
+        `last` is the queue behind the last stage, which fails if the stage's process is lost.
+        """
         while True:
             item = await self._source.get()
             if self._count == self._skip_at:
@@ -95,6 +105,9 @@ class _StageRun:
                 return
             try:
                 ended = await self._process(item)
+            except StageProcessLost as error:
+                last.fail(error)
+                return
             except Exception as error:  # noqa: BLE001  (a stage may raise anything)
                 reason = _reason(error, self._running.limit_s)
                 if self._running.optional:

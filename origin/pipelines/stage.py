@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, Iterable
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict
@@ -64,6 +65,16 @@ Item = Prompt | Output
 Items = Iterable[Item] | AsyncIterable[Item]
 
 
+class StageKind(StrEnum):
+    """Where the objects of a stage run."""
+
+    IO = "io"
+    """On the event loop of the pipeline's worker, together with all other streams."""
+    CPU = "cpu"
+    """In a process of their own: for work that would block the event loop. Such a stage must not
+    be asynchronous, and cannot read other streams."""
+
+
 class StageOptions(BaseModel):
     """Base class of the options of a stage; an option that is not a field is refused."""
 
@@ -81,18 +92,21 @@ class StageContext:
         name: Name of the stage in its pipeline.
         stream: Id of the stream.
         recipe: The request.
-        origin: Connection to the origin, for stages that read other streams.
+        origin: Connection to the origin, for stages that read other streams; None for a stage of
+            kind `cpu`.
     """
 
     name: str
     stream: bytes
     recipe: Recipe
-    origin: OriginClient
+    origin: OriginClient | None
 
 
 class Stage(Generic[O_co]):
     """Base class of stages. The constructor gets the options and the context of its stream."""
 
+    kind: ClassVar[StageKind] = StageKind.IO
+    """Where the objects of this stage run."""
     Options: ClassVar[type[StageOptions]] = StageOptions
     """The options that the stage takes in a settings file."""
 
@@ -116,8 +130,12 @@ class Stage(Generic[O_co]):
         """
         return ()
 
-    def close(self) -> None:
-        """Note that the stream has ended, and no more items are needed."""
+    def close(self, has_ended: bool) -> None:
+        """Note that no more items are needed.
+
+        `has_ended` is True if the stream has ended. Otherwise only this run of it was given up, and
+        another one may follow.
+        """
 
     def held(self) -> Iterable[Item]:
         """Return the items that this stage still holds back, unchanged.

@@ -48,8 +48,14 @@ class StageTable(BaseModel):
         None,
         gt=0,
         le=3600,
-        description="Maximum time in seconds that an asynchronous stage may take for each item."
-        " Default: no limit.",
+        description="Maximum time in seconds that a stage may take for each item, if it is of kind"
+        " cpu or asynchronous. Default: no limit.",
+    )
+    processes: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Number of processes that run the stage, if it is of kind cpu.",
     )
 
     @property

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from tailrace.origin.config import DEMO_MODEL
@@ -47,6 +48,12 @@ stage = "blocklist"
 patterns = ['\\bwas\\b']
 hold_chars = 8
 
+[[pipelines.loud.stages]]
+stage = "model"
+model = "safe"
+[[pipelines.loud.stages]]
+stage = "tests.origin.pipelines.staged:ShoutOutside"
+
 [pipelines.twice]
 [[pipelines.twice.stages]]
 stage = "model"
@@ -83,16 +90,28 @@ class House:
 
     async def kill(self, model: str) -> None:
         """Kill the worker of one model, and wait until another one is ready."""
+        count = self.origin.count("worker.ready")
+        os.kill(self.worker(model), signal.SIGKILL)
+        await self.origin.saw("worker.ready", count + 1)
+
+    def worker(self, model: str) -> int:
+        """Return the process of a model's worker."""
         ready = [one for one in self.origin.events if one.get("message") == "worker.ready"]
-        os.kill([one["pid"] for one in ready if one["model"] == model][-1], signal.SIGKILL)
-        await self.origin.saw("worker.ready", len(ready) + 1)
+        return int([one["pid"] for one in ready if one["model"] == model][-1])
+
+    async def kill_stage(self, pipeline: str) -> None:
+        """Kill the process of a pipeline's stage, and wait until its worker has seen it."""
+        count = self.origin.count("stage.process_lost")
+        [process] = psutil.Process(self.worker(pipeline)).children()
+        process.kill()
+        await self.origin.saw("stage.process_lost", count + 1)
 
 
 @pytest.fixture(scope="module")
 async def pipelines(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
     made = House(tmp_path_factory.mktemp("pipelines"))
     async with running(made.origin, *made.edges):
-        await made.origin.saw("worker.ready", 4)
+        await made.origin.saw("worker.ready", 5)
         yield made
 
 
@@ -129,6 +148,29 @@ async def test_a_reader_gets_the_same_masked_text_whoever_is_killed(
     for cut in (0, 25, len(reading.events) - 1):
         again = Reading(reading.stream, reading.token, reading.events[:cut])
         assert (await resume(client, two, again)).events == reading.events
+
+
+async def test_a_reader_gets_the_same_text_if_the_process_of_a_stage_is_killed(
+    pipelines: House, client: httpx.AsyncClient
+) -> None:
+    url = pipelines.edges[0].url
+    plain = await start(client, url, REQUEST | {"model": "demo"})
+    body = REQUEST | {"model": "loud"}
+    whole = await start(client, url, body)
+    assert whole.text.isupper()
+    reading, left = Reading(), [10, 40]
+    pipelines.origin.hold_behind(plain, left[0] + HELD_EVENTS)
+    async with client.stream("POST", f"{url}/v1/generate", json=body, headers=SSE) as response:
+        async for event in events(response):
+            reading.events.append(event)
+            if left and len(reading.events) == left[0]:
+                left.pop(0)
+                await pipelines.kill_stage("loud")
+                if left:
+                    pipelines.origin.hold_behind(plain, left[0] + HELD_EVENTS)
+                else:
+                    pipelines.origin.go_on()
+    assert reading.events == whole.events
 
 
 async def test_a_prompt_is_refused_before_any_model_has_it(

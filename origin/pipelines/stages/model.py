@@ -120,9 +120,9 @@ class ModelStage(Stage[ModelOptions]):
         text = self.options.prompt.replace(TEXT_MARK, "".join(self._text))
         return self._outputs(Prompt(text))
 
-    def close(self) -> None:
-        """Cancel the inner stream if it has not ended: a later stage has ended the pipeline's."""
-        if self._stream is not None:
+    def close(self, has_ended: bool) -> None:
+        """Cancel the inner stream if a later stage has ended that of the pipeline before."""
+        if has_ended and self._stream is not None and self.context.origin is not None:
             self.context.origin.cancel(self._stream, caller_of(self.context.recipe.tenant))
 
     def _gather(self, text: str) -> None:
@@ -132,8 +132,8 @@ class ModelStage(Stage[ModelOptions]):
         self._text.append(text)
 
     async def _outputs(self, prompt: Prompt) -> AsyncIterator[Item]:
-        request = self._request(prompt)
-        async for frame in self.context.origin.read(request):
+        assert self.context.origin is not None
+        async for frame in self.context.origin.read(self._request(prompt)):
             if isinstance(frame, Opened):
                 self._stream = frame.stream
             elif isinstance(frame, StreamEnd):

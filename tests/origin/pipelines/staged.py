@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tailrace.origin.pipelines.stage import (
     Prompt,
     Stage,
     StageContext,
+    StageKind,
     StageOptions,
 )
 from tailrace.origin.producer import End, Output, Text
@@ -60,6 +62,33 @@ class Shout(Stage[StageOptions]):
     def held(self) -> Iterable[Item]:
         """Return the last item, as it was."""
         return self._last
+
+
+class ShoutOutside(Shout):
+    """A Shout in a process of its own."""
+
+    kind = StageKind.CPU
+
+
+class Sleeps(Stage[StageOptions]):
+    """Passes on items in a process of its own, and never returns at the word `hang`."""
+
+    kind = StageKind.CPU
+
+    def process(self, item: Item) -> Iterable[Item]:
+        """Return the item, but never `hang`."""
+        while item == Text("hang "):
+            time.sleep(60)
+        print("a stage may print")
+        return (item,)
+
+
+class PassOn(Stage[StageOptions]):
+    """Passes on everything."""
+
+    def process(self, item: Item) -> Iterable[Item]:
+        """Return the item."""
+        return (item,)
 
 
 def _loud(item: Item) -> Item:

@@ -13,17 +13,9 @@ from tailrace.origin.pipelines.queue import MAX_QUEUED_BYTES, MAX_QUEUED_ITEMS
 from tailrace.origin.pipelines.runner import outputs
 from tailrace.origin.pipelines.stage import Item, Prompt, Stage, StageOptions
 from tailrace.origin.producer import End, Remark, Text
-from tests.origin.pipelines.staged import Hangs, Shout, Words, run, running
+from tests.origin.pipelines.staged import Hangs, PassOn, Shout, Words, run, running
 
 pytestmark = pytest.mark.anyio
-
-
-class PassOn(Stage[StageOptions]):
-    """Passes on everything."""
-
-    def process(self, item: Item) -> Iterable[Item]:
-        """Return the item."""
-        return (item,)
 
 
 async def test_items_pass_through_all_stages_in_order() -> None:

@@ -1,0 +1,94 @@
+"""The orders to a process of stages, and its replies.
+
+A message is its length in bytes as a u32 in little-endian order, followed by a pickled object: an
+`Order`, and for each a `Reply`. Both ends are processes of the same origin, so pickle is safe here.
+"""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+
+from tailrace.ledger.errors import TailraceError
+from tailrace.origin.generations.recipe import Recipe
+from tailrace.origin.pipelines.stage import AnyStage, Item, StageContext, StageOptions
+from tailrace.origin.producer import End
+
+LENGTH_BYTES = 4
+"""Size of the length in front of a message, in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """An order to make the stage object `key` for a stream."""
+
+    key: int
+    stage: type[AnyStage]
+    options: StageOptions
+    name: str
+    stream: bytes
+    recipe: str
+    """The JSON of the stream's recipe."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """An order to give an item, or the End of its input, to the stage object `key`."""
+
+    key: int
+    item: Item
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """An order to drop the stage object `key`, whose stream has ended."""
+
+    key: int
+
+
+Order = Begin | Process | Forget
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The items of a stage for one order, what it holds back now, or why it failed."""
+
+    items: tuple[Item, ...] = ()
+    held: tuple[Item, ...] = ()
+    failure: str | None = None
+
+
+class StageObjects:
+    """The stage objects of this process, by key."""
+
+    def __init__(self) -> None:
+        """Begin without any."""
+        self._stages: dict[int, AnyStage] = {}
+
+    def carry_out(self, order: Order) -> Reply:
+        """Carry out an order; whatever a stage raises becomes the failure of the reply."""
+        try:
+            return self._carry_out(order)
+        except Exception as error:  # noqa: BLE001  (a stage may raise anything)
+            is_ours = isinstance(error, TailraceError)
+            return Reply(failure=str(error) if is_ours else f"{type(error).__name__}: {error}")
+
+    def _carry_out(self, order: Order) -> Reply:
+        match order:
+            case Begin():
+                recipe = Recipe.model_validate_json(order.recipe)
+                context = StageContext(order.name, order.stream, recipe, None)
+                self._stages[order.key] = order.stage(order.options, context)
+            case Forget(key=key):
+                self._stages.pop(key, None)
+            case Process(key=key, item=item):
+                stage = self._stages[key]
+                made = stage.finish(item) if isinstance(item, End) else stage.process(item)
+                return Reply(tuple(made), tuple(stage.held()))  # type: ignore[arg-type]
+        return Reply()
+
+
+def packed(message: Order | Reply) -> bytes:
+    """Return a message as bytes."""
+    data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    return len(data).to_bytes(LENGTH_BYTES, "little") + data

@@ -1,0 +1,117 @@
+"""Stages in processes of their own: the same items, whatever happens to the processes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+import psutil
+import pytest
+
+from tailrace.ledger.frame import FinishReason
+from tailrace.origin.generations.stream_log import STAGE_SKIPPED, skip_message
+from tailrace.origin.pipelines.process_pool import (
+    ProcessPool,
+    RemoteStage,
+    StageProcessLost,
+)
+from tailrace.origin.pipelines.queue import MAX_QUEUED_ITEMS
+from tailrace.origin.pipelines.runner import RunningStage, outputs
+from tailrace.origin.pipelines.stage import AnyStage, Prompt, StageContext
+from tailrace.origin.producer import End, Remark, Text
+from tests.origin.pipelines.staged import PassOn, ShoutOutside, Sleeps, Words, run, running
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def pool() -> AsyncIterator[ProcessPool]:
+    made = ProcessPool(1)
+    yield made
+    await made.close()
+
+
+def outside(
+    pool: ProcessPool, kind: type[AnyStage], limit_s: float | None = None, *, optional: bool = False
+) -> RunningStage:
+    """Return a stage in a process of the pool."""
+
+    def remote(options: object, context: StageContext) -> RemoteStage:
+        return RemoteStage(kind, kind.Options(), context, pool, limit_s)
+
+    return running(remote, kind.__name__.lower(), optional=optional)
+
+
+def processes() -> list[psutil.Process]:
+    """Return the processes of stages that this process has started."""
+    children = psutil.Process().children()
+    return [
+        each for each in children if "tailrace.origin.pipelines.stage_process" in each.cmdline()
+    ]
+
+
+async def test_a_stage_in_a_process_gives_the_same_items(pool: ProcessPool) -> None:
+    made = await run([running(Words), outside(pool, ShoutOutside)], "one two three")
+    assert made == [Text("ONE "), Text("TWO "), Text("THREE "), End()]
+    again = await run([running(Words), outside(pool, ShoutOutside)], "four")
+    assert again == [Text("FOUR "), End()]
+    assert len(processes()) == 1
+
+
+async def test_a_failure_names_the_stage_and_the_error(pool: ProcessPool) -> None:
+    *before, end = await run([running(Words), outside(pool, ShoutOutside)], "one two fail")
+    assert before == [Text("ONE ")]
+    message = "the stage shoutoutside failed: ValueError: a word that fails"
+    assert end == End(FinishReason.FAILED, message=message)
+
+
+async def test_an_optional_stage_that_fails_gives_back_what_it_held(pool: ProcessPool) -> None:
+    stages = [running(Words), outside(pool, ShoutOutside, optional=True), running(PassOn)]
+    made = await run(stages, "one two fail three")
+    message = skip_message("shoutoutside", 2, "ValueError: a word that fails")
+    skipped = Remark(STAGE_SKIPPED, message)
+    rest = [Text("two "), skipped, Text("fail "), Text("three ")]
+    assert made == [Text("ONE "), *rest, End()]
+
+
+async def test_a_stage_that_hangs_is_killed_at_its_limit(pool: ProcessPool) -> None:
+    stages = [running(Words), outside(pool, Sleeps, 0.5, optional=True)]
+    made = await run(stages, "one hang three")
+    message = skip_message("sleeps", 1, "it took more than 0.5 s for an item")
+    rest = [Remark(STAGE_SKIPPED, message), Text("hang "), Text("three ")]
+    assert made == [Text("one "), *rest, End()]
+    assert processes() == []
+    assert await run([running(Words), outside(pool, Sleeps)], "four") == [Text("four "), End()]
+
+
+async def test_a_killed_process_is_known_and_the_next_stream_gets_a_new_one(
+    pool: ProcessPool,
+) -> None:
+    with pytest.raises(StageProcessLost):
+        await read_and_kill([running(Words), outside(pool, ShoutOutside)])
+    made = await run([running(Words), outside(pool, ShoutOutside)], "four")
+    assert made == [Text("FOUR "), End()]
+
+
+async def read_and_kill(stages: list[RunningStage]) -> None:
+    """Read a stream of more items than its queues hold, and kill the process in its middle."""
+    prompt = Prompt("word " * 4 * MAX_QUEUED_ITEMS)
+    async with aclosing(outputs(stages, prompt, {})) as made:
+        assert await anext(made) == Text("WORD ")
+        [process] = processes()
+        process.kill()
+        async for _ in made:
+            pass
+
+
+async def test_a_stream_that_is_given_up_leaves_its_process_to_the_others(
+    pool: ProcessPool,
+) -> None:
+    stages = [running(Words), outside(pool, ShoutOutside)]
+    async with aclosing(outputs(stages, Prompt("one two three"), {})) as made:
+        await anext(made)
+    assert await run([running(Words), outside(pool, ShoutOutside)], "four") == [
+        Text("FOUR "),
+        End(),
+    ]
+    assert pool.least_loaded().objects == 0
