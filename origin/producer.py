@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, cast
 
@@ -33,6 +33,16 @@ from tailrace.origin.plugin import load_plugin
 from tailrace.origin.tool_calls import CallPiece
 
 # ---- what a producer is given ----
+
+
+@dataclass(slots=True)
+class RunFate:
+    """What becomes of a stream whose run is cancelled.
+
+    `is_over` is True if the stream ends with this run. Otherwise another run may continue it.
+    """
+
+    is_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +63,8 @@ class Request:
     """Id of the stream."""
     skipped: tuple[tuple[str, int], ...] = ()
     """Stages of a pipeline that were skipped, each with the item from which on."""
+    fate: RunFate = field(default_factory=RunFate)
+    """Set before the run is cancelled."""
 
 
 # ---- what it gives ----

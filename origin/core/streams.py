@@ -487,7 +487,7 @@ class StreamCore:
             case StreamState.CLAIMING:
                 self.table.unplace(stream)
             case StreamState.RUNNING:
-                self._send_cancel(stream)
+                self._send_cancel(stream, is_final=True)
 
     def _steer(self, event: events.SteerRequested) -> None:
         stream = self.table.by_id.get(event.stream)
@@ -705,7 +705,7 @@ class StreamCore:
             return  # the core has ended this run already
         fields = {"index": append.index, "error": str(refusal.error)}
         self._log("warning", "append.refused", stream, **fields)
-        self._send_cancel(stream)
+        self._send_cancel(stream, is_final=False)
         self._refused(stream, refusal.error)
 
     # ---- readers ----
@@ -782,7 +782,7 @@ class StreamCore:
 
     def _pause(self, stream: Stream) -> None:
         """Stop a stream's run and drop its record; the ledger has all it needs to continue."""
-        self._send_cancel(stream)
+        self._send_cancel(stream, is_final=False)
         self._leave(stream, StreamEvent.PAUSED)
         self._log("info", "stream.paused", stream)
 
@@ -791,7 +791,7 @@ class StreamCore:
         state = "running" if stream.state in GENERATING else "waiting"
         self._log("warning", "stream.idle", stream, state=state, idle_s=self._idle_s)
         self._order(events.RecordIdle(state))
-        self._send_cancel(stream)
+        self._send_cancel(stream, is_final=True)
         why = f"nobody read it and nothing came of it for {self._idle_s:g} s"
         self._end(stream, FinishReason.FAILED, why, retryable=True)
 
@@ -816,7 +816,7 @@ class StreamCore:
             for worker in up:
                 self._send_mode(worker)
         if shedding.is_critical(readings) and (longest := self._longest_batch()) is not None:
-            self._send_cancel(longest)
+            self._send_cancel(longest, is_final=True)
             why = "it ran longest when the memory was nearly used up"
             self._end(longest, FinishReason.FAILED, why, retryable=True)
 
@@ -853,10 +853,13 @@ class StreamCore:
     def _log(self, level: str, event: str, stream: Stream, **fields: object) -> None:
         self._order(events.LogLine(level, event, {"stream": stream.id.hex(), **fields}))
 
-    def _send_cancel(self, stream: Stream) -> None:
-        """Tell the worker of a stream to end its run, if it has the order to generate it."""
+    def _send_cancel(self, stream: Stream, *, is_final: bool) -> None:
+        """Tell the worker of a stream to end its run, if it has the order to generate it.
+
+        `is_final` is True if no other run will continue the stream.
+        """
         if stream.worker is not None and stream.state in GENERATING:
-            self._order(events.SendFrame(stream.worker, stream.run, CancelRun()))
+            self._order(events.SendFrame(stream.worker, stream.run, CancelRun(is_final)))
 
     def _send_mode(self, worker: Worker) -> None:
         if self._takes_tokens(worker.number):

@@ -12,6 +12,7 @@ import itertools
 import pickle
 import sys
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import structlog
 
@@ -101,12 +102,10 @@ class StageProcess:
                     head = await process.stdout.readexactly(LENGTH_BYTES)
                     data = await process.stdout.readexactly(int.from_bytes(head, "little"))
             except TimeoutError:
-                process.kill()
-                await process.wait()
+                await _killed(process)
                 raise StageFailed(f"it took more than {limit_s:g} s for an item") from None
             except (OSError, asyncio.IncompleteReadError):
-                process.kill()
-                status = await process.wait()
+                status = await _killed(process)
                 log.warning("stage.process_lost", pid=process.pid, status=status)
                 raise StageProcessLost("the process of the stage was lost") from None
         reply: Reply = pickle.loads(data)
@@ -117,8 +116,14 @@ class StageProcess:
         if self._process is not None and self._process.returncode is None:
             assert self._process.stdin is not None
             self._process.stdin.close()
-            self._process.kill()
-            await self._process.wait()
+            await _killed(self._process)
+
+
+async def _killed(process: asyncio.subprocess.Process) -> int:
+    """Kill a process, which may have ended before, and return its exit status."""
+    with suppress(ProcessLookupError):
+        process.kill()
+    return await process.wait()
 
 
 def _ignore(asked: asyncio.Future[Reply]) -> None:

@@ -111,7 +111,7 @@ class PipelineProducer:
             for each in self._stages
         ]
         prompt = Prompt(recipe.prompt, recipe.messages)
-        async with aclosing(outputs(running, prompt, skipped)) as items:
+        async with aclosing(outputs(running, prompt, skipped, request.fate)) as items:
             async for item in items:
                 yield _counted(item, running) if isinstance(item, End) else item
 

@@ -24,7 +24,7 @@ from tailrace.origin.generations.stream_log import STAGE_SKIPPED, skip_message
 from tailrace.origin.pipelines.process_pool import StageProcessLost
 from tailrace.origin.pipelines.queue import ItemQueue
 from tailrace.origin.pipelines.stage import AnyStage, Item, Items, Prompt
-from tailrace.origin.producer import End, Output, Remark
+from tailrace.origin.producer import End, Output, Remark, RunFate
 
 MAX_REASON_CHARS = 200
 """Maximum number of characters of the reason in a Notice or in the message of a stream's end."""
@@ -43,7 +43,7 @@ class RunningStage:
 
 
 async def outputs(
-    stages: Sequence[RunningStage], prompt: Prompt, skipped: Mapping[str, int]
+    stages: Sequence[RunningStage], prompt: Prompt, skipped: Mapping[str, int], fate: RunFate
 ) -> AsyncGenerator[Output, None]:
     """Yield the outputs of the last stage; the last of them is an End.
 
@@ -51,6 +51,7 @@ async def outputs(
         stages: the stages in their order.
         prompt: the input of the first stage.
         skipped: the item from which on a stage is skipped, by the name of the stage.
+        fate: what becomes of the stream if the generator is closed before its end.
 
     Raises:
         StageProcessLost: The process of a stage has ended. The stages must run again.
@@ -76,7 +77,7 @@ async def outputs(
                     yield item
     finally:
         for each in stages:
-            each.stage.close(end is not None)
+            each.stage.close(end is not None or fate.is_over)
     yield end
 
 

@@ -86,6 +86,7 @@ class TextRun:
     """
 
     run: int
+    request: Request
     production: Production
     producing: asyncio.Task[None] | None = None
     concluding: asyncio.Task[None] | None = None
@@ -119,6 +120,8 @@ class TextWorker:
                 self._begin(corr, frame)
             case CancelRun():
                 answer = self._answers.get(corr)
+                if answer is not None:
+                    answer.request.fate.is_over = frame.is_final
                 if answer is not None and answer.producing is not None:
                     answer.producing.cancel()
             case _:
@@ -162,7 +165,7 @@ class TextWorker:
         skipped = tuple((each.stage, each.item) for each in ask.skipped)
         request = Request(recipe, ask.delivered, ask.next_index, ask.calls, ask.stream, skipped)
         production = Production(self._producer, request, run, self._filter_factory, ask.inserted)
-        answer = TextRun(run, production)
+        answer = TextRun(run, request, production)
         if len(self._answers) < self._most:
             answer.producing = asyncio.create_task(self._produce(answer))
         self._answers[run] = answer

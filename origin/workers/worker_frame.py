@@ -436,7 +436,12 @@ class SetShedding(WorkerFrame):
 
 @frame(41)
 class CancelRun(WorkerFrame):
-    """An order to cancel a run; the run still ends with its StreamEnd emission."""
+    """An order to cancel a run; the run still ends with its StreamEnd emission.
+
+    `is_final` is True if the stream ends with this run. Otherwise another run may continue it.
+    """
+
+    is_final: bool = False
 
 
 CODEC: Codec[Frame] = Codec(FRAMES, MAX_WORKER_FRAME_BYTES)

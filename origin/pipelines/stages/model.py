@@ -52,8 +52,7 @@ from tailrace.origin.producer import Data, End, Label, Output, Reasoning, Remark
 TENANT_PREFIX = "pipelines:"
 """Beginning of the tenants of inner streams. A tenant of API keys has no colon in its name."""
 UNREAD_S = 30
-"""Seconds after which an inner stream is cancelled if the pipeline does not read it. Its worker
-must continue within this time after it was killed."""
+"""Seconds after which an inner stream is paused if the pipeline does not read it."""
 MAX_CHAINED_CHARS = 1 << 20
 """Maximum number of characters of the text that a model gets from the stage before it."""
 TEXT_MARK = "{text}"
@@ -121,7 +120,7 @@ class ModelStage(Stage[ModelOptions]):
         return self._outputs(Prompt(text))
 
     def close(self, has_ended: bool) -> None:
-        """Cancel the inner stream if a later stage has ended that of the pipeline before."""
+        """Cancel the inner stream if that of the pipeline has ended before it."""
         if has_ended and self._stream is not None and self.context.origin is not None:
             self.context.origin.cancel(self._stream, caller_of(self.context.recipe.tenant))
 
@@ -160,7 +159,7 @@ class ModelStage(Stage[ModelOptions]):
             stop=recipe.stop,
             ignore_eos=recipe.ignore_eos,
             priority=Priority.from_word(recipe.priority),
-            unread=Unread.CANCEL,
+            unread=Unread.PAUSE,
             unread_after_s=UNREAD_S,
             idempotency_key=f"{stream.hex()}:{self.context.name}",
             caller=caller_of(recipe.tenant),

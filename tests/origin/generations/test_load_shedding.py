@@ -88,7 +88,7 @@ async def test_where_memory_is_nearly_used_up_the_longest_batch_stream_ends_and_
         await stage.step(slot, runs[B], index, "b")
     await stage.step(slot, runs[C], 0, "c")
     await stage.runs.measure_load(0.01)
-    assert (runs[B], CancelRun()) in slot.sent
+    assert (runs[B], CancelRun(is_final=True)) in slot.sent
     end = await stage.end_of(B, after=3)
     assert (end.finish_reason, end.retryable) == (FinishReason.FAILED, True)
     assert end.message is not None

@@ -78,7 +78,7 @@ async def test_a_damaged_row_costs_its_stream_and_no_other_of_the_step(
     made = [Emission(run, 0, (100,), (), encode(Token("a", 0))) for run in runs]
     await stage.runs.worker_step(slot, Step.of(made).cut())
     assert await stage.frames(B) == [Token("a", 0)]
-    assert slot.last == (runs[0], CancelRun())
+    assert slot.last == (runs[0], CancelRun(is_final=False))
     assert stage.runs.table.by_id.keys() == {B}
     with pytest.raises(Damaged):  # its readers are told
         await stage.frames(A)
@@ -311,7 +311,7 @@ async def test_a_stream_that_makes_tokens_between_deaths_goes_on(stage: Stage) -
 async def test_a_running_stream_is_cancelled_by_its_worker(stage: Stage) -> None:
     one, run = await stage.running(A)
     await stage.runs.cancel(A)
-    assert one.last == (run, CancelRun())
+    assert one.last == (run, CancelRun(is_final=True))
 
 
 async def test_a_waiting_stream_is_cancelled_at_once(stage: Stage) -> None:

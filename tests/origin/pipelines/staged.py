@@ -20,7 +20,7 @@ from tailrace.origin.pipelines.stage import (
     StageKind,
     StageOptions,
 )
-from tailrace.origin.producer import End, Output, Text
+from tailrace.origin.producer import End, Output, RunFate, Text
 from tests.origin.producers.asked import recipe
 
 STREAM = bytes(range(16))
@@ -126,4 +126,4 @@ async def run(
     stages: Sequence[RunningStage], prompt: str, skipped: Mapping[str, int] | None = None
 ) -> list[Output]:
     """Return all outputs of a pipeline."""
-    return [one async for one in outputs(stages, Prompt(prompt), skipped or {})]
+    return [one async for one in outputs(stages, Prompt(prompt), skipped or {}, RunFate())]

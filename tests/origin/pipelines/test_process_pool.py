@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from pathlib import Path
 
-import psutil
 import pytest
 
 from tailrace.ledger.frame import FinishReason
@@ -18,7 +20,8 @@ from tailrace.origin.pipelines.process_pool import (
 from tailrace.origin.pipelines.queue import MAX_QUEUED_ITEMS
 from tailrace.origin.pipelines.runner import RunningStage, outputs
 from tailrace.origin.pipelines.stage import AnyStage, Prompt, StageContext
-from tailrace.origin.producer import End, Remark, Text
+from tailrace.origin.producer import End, Remark, RunFate, Text
+from tests.e2e.test_processes import children_of
 from tests.origin.pipelines.staged import PassOn, ShoutOutside, Sleeps, Words, run, running
 
 pytestmark = pytest.mark.anyio
@@ -42,12 +45,13 @@ def outside(
     return running(remote, kind.__name__.lower(), optional=optional)
 
 
-def processes() -> list[psutil.Process]:
+def processes() -> set[int]:
     """Return the processes of stages that this process has started."""
-    children = psutil.Process().children()
-    return [
-        each for each in children if "tailrace.origin.pipelines.stage_process" in each.cmdline()
-    ]
+    return {
+        pid
+        for pid in children_of(os.getpid())
+        if COMMAND[-1].encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+    }
 
 
 async def test_a_stage_in_a_process_gives_the_same_items(pool: ProcessPool) -> None:
@@ -80,7 +84,7 @@ async def test_a_stage_that_hangs_is_killed_at_its_limit(pool: ProcessPool) -> N
     message = skip_message("sleeps", 1, "it took more than 0.5 s for an item")
     rest = [Remark(STAGE_SKIPPED, message), Text("hang "), Text("three ")]
     assert made == [Text("one "), *rest, End()]
-    assert processes() == []
+    assert not processes()
     assert await run([running(Words), outside(pool, Sleeps)], "four") == [Text("four "), End()]
 
 
@@ -96,10 +100,10 @@ async def test_a_killed_process_is_known_and_the_next_stream_gets_a_new_one(
 async def read_and_kill(stages: list[RunningStage]) -> None:
     """Read a stream of more items than its queues hold, and kill the process in its middle."""
     prompt = Prompt("word " * 4 * MAX_QUEUED_ITEMS)
-    async with aclosing(outputs(stages, prompt, {})) as made:
+    async with aclosing(outputs(stages, prompt, {}, RunFate())) as made:
         assert await anext(made) == Text("WORD ")
         [process] = processes()
-        process.kill()
+        os.kill(process, signal.SIGKILL)
         async for _ in made:
             pass
 
@@ -108,7 +112,7 @@ async def test_a_stream_that_is_given_up_leaves_its_process_to_the_others(
     pool: ProcessPool,
 ) -> None:
     stages = [running(Words), outside(pool, ShoutOutside)]
-    async with aclosing(outputs(stages, Prompt("one two three"), {})) as made:
+    async with aclosing(outputs(stages, Prompt("one two three"), {}, RunFate())) as made:
         await anext(made)
     assert await run([running(Words), outside(pool, ShoutOutside)], "four") == [
         Text("FOUR "),

@@ -12,7 +12,7 @@ from tailrace.origin.generations.stream_log import STAGE_SKIPPED, skip_message
 from tailrace.origin.pipelines.queue import MAX_QUEUED_BYTES, MAX_QUEUED_ITEMS
 from tailrace.origin.pipelines.runner import outputs
 from tailrace.origin.pipelines.stage import Item, Prompt, Stage, StageOptions
-from tailrace.origin.producer import End, Remark, Text
+from tailrace.origin.producer import End, Remark, RunFate, Text
 from tests.origin.pipelines.staged import Hangs, PassOn, Shout, Words, run, running
 
 pytestmark = pytest.mark.anyio
@@ -94,7 +94,7 @@ class Counts(Stage[StageOptions]):
 @pytest.mark.parametrize(("prompt", "most"), [("small", 2 * MAX_QUEUED_ITEMS + 3), ("large", 5)])
 async def test_a_reader_that_stops_stops_the_stages(prompt: str, most: int) -> None:
     source, last = running(Counts), running(Hangs)
-    async with aclosing(outputs([source, last], Prompt(prompt), {})) as made:
+    async with aclosing(outputs([source, last], Prompt(prompt), {}, RunFate())) as made:
         assert await anext(made) == Text("-")
         for _ in range(50):
             await anext(made)
