@@ -13,6 +13,7 @@ import pytest
 from tailrace.ledger.frame import FinishReason
 from tailrace.origin.generations.stream_log import STAGE_SKIPPED, skip_message
 from tailrace.origin.pipelines.process_pool import (
+    COMMAND,
     ProcessPool,
     RemoteStage,
     StageProcessLost,
