@@ -70,6 +70,20 @@ test("a snapshot that begins later is a gap, and one that was read is dropped", 
   assert.equal(core.fault.code, "frames_missing");
 });
 
+test("a reader that floats begins with whatever comes first, once", () => {
+  const core = opened();
+  core.floats = true;
+  core.receive(token(7), 10, 1);
+  core.receive(token(8), 10, 1);
+  assert.equal(core.floats, false);
+  assert.equal(core.allowance.limit, 7 + WINDOW_FRAMES);
+  core.receive(token(12), 10, 1);
+  assert.equal(core.fault.code, "frames_missing");
+  assert.deepEqual(taken(core), [7, 8]);
+  core.detach();
+  assert.equal(core.nextIndex, 9);
+});
+
 test("a reader that detaches before it took a snapshot reads it again", () => {
   const core = opened();
   core.receive({ type: "Snapshot", first: 0, text: "xxx", index: 2, reasoning: false }, 10, 1);

@@ -59,6 +59,48 @@ function withTransport(transport) {
       equal(frames[1].index, frames[0].index + 1, "the end follows");
     },
 
+    async "a late reader begins with the newest frames, and is resumed by index"(world) {
+      const newest = world.frames.slice(-5);
+      const indexes = [[], []];
+      const { system } = breaking((raw, frame, connection) => {
+        if (!("index" in frame)) return [raw];
+        if (connection === 0 && frame.index === newest[3].index) return CUT;
+        indexes[connection].push(frame.index);
+        return [raw];
+      });
+      equal(await all(again(world, { system, tail: 5 })), newest, "frames");
+      equal(indexes.flat(), newest.map(({ index }) => index), "frames that came");
+      const last = again(world, { tail: 3, snapshot: true });
+      equal((await all(last)).map(({ type }) => type), ["Snapshot", "StreamEnd"], "with a snapshot");
+      equal(last.content, world.frames.slice(-3).map(({ text }) => text ?? "").join(""), "text");
+      equal(await all(again(world, { tail: 1000 })), world.frames, "more than there are");
+    },
+
+    async "a late reader begins at a time"(world) {
+      for (const since of [1e12, "1000000000000", "1970-01-01T01:00:00+01:00"]) {
+        equal(await all(again(world, { since })), world.frames, `since ${since}`);
+      }
+      const late = again(world, { since: Date.now() + 3_600_000 });
+      equal([await all(late), late.state], [[], "ended"], "since a time to come");
+    },
+
+    async "a wrong beginning is refused, and the error names the field"(world) {
+      for (const [options, field] of [
+        [{ after: 1, tail: 2 }, "tail"],
+        [{ after: 0, since: 1e12 }, "since"],
+        [{ tail: 2, since: 1e12 }, "tail"],
+        [{ tail: 0 }, "tail"],
+        [{ tail: 1.5 }, "tail"],
+        [{ since: "yesterday" }, "since"],
+        [{ since: "2026-11-28T09:30:00" }, "since"],
+        [{ since: -1 }, "since"],
+        [{ since: 1e9 }, "since"], // seconds
+      ]) {
+        const error = await refusal(again(world, options).text());
+        check(!error.retryable && error.field.includes(field), `${JSON.stringify(options)}: ${JSON.stringify(error)}`);
+      }
+    },
+
     async "a new stream comes whole"(world) {
       const states = [];
       const reading = stream(world.generate, of(world, {

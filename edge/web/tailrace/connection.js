@@ -15,6 +15,8 @@ export const SILENCE_MS = 10_000;
  * @property {string} idempotencyKey
  * @property {number} nextIndex
  * @property {boolean} [snapshot] true to get the text so far as one frame
+ * @property {number} [tail] the number of the newest frames to begin with
+ * @property {number | string} [since] the time of the frames to begin with
  * @property {Record<string, string>} headers
  * @property {string | null} apiKey
  * @property {import("./core.js").Allowance} allowance

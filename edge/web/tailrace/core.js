@@ -53,6 +53,8 @@ export class Core {
   fault = null;
   /** Failures since the last new frame. */
   failures = 0;
+  /** True until the first frame comes, if the server chooses which one that is. */
+  floats = false;
   #isQuiet = false;
   /** The time at which the state itself times out. @type {number | null} */
   #over = null;
@@ -133,6 +135,8 @@ export class Core {
   /** @param {StreamFrame} frame @param {number} size @param {number} now */
   #logged(frame, size, now) {
     const first = firstOf(frame);
+    if (this.floats) this.nextIndex = first;
+    this.floats = false;
     if (first > this.nextIndex) {
       this.lost(broken("frames_missing", `frame ${this.nextIndex} is missing`), now);
     } else if (first === this.nextIndex) {

@@ -53,11 +53,13 @@ export function byFetch(asked, system, report) {
  * @returns {[string, RequestInit]}
  */
 function requestOf(asked, signal) {
-  const { url, openUrl, id, input, idempotencyKey, token, nextIndex, snapshot, headers } = asked;
+  const { url, openUrl, id, input, idempotencyKey, token, nextIndex, snapshot, tail, since, headers } = asked;
   const init = { signal, cache: /** @type {const} */ ("no-store") };
   const accept = { ...headers, Accept: FRAMES };
   if (id) {
-    const query = (snapshot ? "snapshot=1&" : "") + (nextIndex ? `after=${nextIndex - 1}` : "");
+    const after = nextIndex ? nextIndex - 1 : undefined;
+    const given = { snapshot: snapshot ? 1 : undefined, after, tail, since };
+    const query = new URLSearchParams(JSON.parse(JSON.stringify(given))); // JSON drops undefined values
     return [`${url}/${id}?${query}`, { ...init, headers: { ...accept, ...tokenHeader(token) } }];
   }
   const more = { "Content-Type": "application/json", "Idempotency-Key": idempotencyKey };

@@ -15,6 +15,10 @@ import { tagOf } from "./wire.js";
 
 /** Time for which a WebSocket without streams is kept. */
 const IDLE_MS = 5_000;
+const DIGITS = /^\d+$/;
+/** Smaller numbers are probably seconds, and are refused, as by the parameter of a GET. */
+const MIN_UNIX_MS = 100_000_000_000;
+const ZONED = /(Z|[+-]\d\d:\d\d)$/i;
 const SAMPLING = (typeOf("Sampling").columns ?? []).map(({ name }) => name);
 
 /** @type {WeakMap<System, Map<string, Session>>} */
@@ -149,13 +153,27 @@ const isWorthTelling = (told, now) =>
   now.limit - told.limit >= 128 || now.bytes - told.bytes >= 131_072;
 
 /** @param {Asked} asked @returns {import("./schema.js").Frame} */
-function requestOf({ id, token, input, idempotencyKey, nextIndex, snapshot = false, allowance }) {
+function requestOf(asked) {
+  const { id, token, input, idempotencyKey, nextIndex, allowance } = asked;
   const credit = { credit: allowance.limit - nextIndex, credit_bytes: allowance.bytes, caller: null };
   if (id) {
     const after = nextIndex ? nextIndex - 1 : null;
-    return { type: "Resume", stream: id, after, token, follow: true, ...credit, tail: null, since_ms: null, snapshot };
+    const { tail = null, since, snapshot = false } = asked;
+    const since_ms = since === undefined ? null : msOf(since);
+    return { type: "Resume", stream: id, after, token, follow: true, ...credit, tail, since_ms, snapshot };
   }
   return { ...openOf(input ?? {}), idempotency_key: idempotencyKey, ...credit };
+}
+
+/** Return a time in Unix milliseconds, which may also be a time of RFC 3339 with its time zone.
+ * @param {number | string} time
+ */
+function msOf(time) {
+  const text = String(time);
+  if (DIGITS.test(text) && Number(text) >= MIN_UNIX_MS) return Number(text);
+  if (ZONED.test(text) && Date.parse(text) >= 0) return Date.parse(text);
+  const hint = "such as 2026-11-28T09:30:00Z, or Unix milliseconds";
+  throw new TailraceError(`${time} is not a time`, { code: "invalid_request", status: 400, field: "since", hint });
 }
 
 /** Return the Open frame of a JSON request. @param {Record<string, any>} input

@@ -15,6 +15,9 @@ import { CONNECT, choose, countFetches, worked } from "./transport.js";
  * @property {import("./schema.js").GenerateInput} [input] the body of POST /v1/generate: a new stream
  * @property {string} [token] the resume token of an existing stream, if the edge requires one
  * @property {number} [after] the index of the last frame that the reader has
+ * @property {number} [tail] begin with the newest frames of an existing stream, this many
+ * @property {number | string} [since] begin with the frames of an existing stream that were stored at
+ *   or after this time: Unix milliseconds, or a time of RFC 3339
  * @property {boolean} [snapshot] the text that there is already comes as one Snapshot frame
  * @property {AbortSignal} [signal] detaches when it is aborted
  * @property {(state: State, stream: Stream) => void} [onState] called when `state` or `quiet` has changed
@@ -103,6 +106,7 @@ export class Stream {
       });
     }
     this.#core = new Core((options.after ?? -1) + 1, system.random, options.backoff);
+    this.#core.floats = this.id !== null && (options.tail ?? options.since) !== undefined;
     this.#save();
     if (options.signal?.aborted) this.detach();
     else {
@@ -314,8 +318,8 @@ export class Stream {
   }
 
   #dial() {
-    const { apiKey = null, openUrl = this.#url, transport = "auto" } = this.#options;
-    const { failures, allowance, nextIndex } = this.#core;
+    const { apiKey = null, openUrl = this.#url, transport = "auto", snapshot, tail, since } = this.#options;
+    const { failures, allowance, nextIndex, floats } = this.#core;
     const body = this.id ? 0 : 3 * JSON.stringify(this.#input).length;
     const hasSockets = Boolean(this.#system.WebSocket);
     let chosen = transport === "auto" ? choose(this.#url, failures, hasSockets, body) : transport;
@@ -330,7 +334,8 @@ export class Stream {
       input: this.#input,
       idempotencyKey: this.#idempotencyKey,
       nextIndex,
-      snapshot: this.#options.snapshot,
+      snapshot,
+      ...(floats && { tail, since }),
       headers: this.#headers,
       apiKey,
       allowance,
