@@ -14,10 +14,15 @@ from tailrace.ledger.process.settings import finding
 from tailrace.ledger.validation import closest_name
 from tailrace.origin.pipelines.stage import AnyStage, Stage, StageOptions
 from tailrace.origin.pipelines.stages.blocklist import Blocklist
+from tailrace.origin.pipelines.stages.group import Group
 from tailrace.origin.pipelines.stages.model import ModelOptions, ModelStage
 from tailrace.origin.plugin import load_plugin
 
-SHIPPED: Mapping[str, type[AnyStage]] = {"model": ModelStage, "blocklist": Blocklist}
+SHIPPED: Mapping[str, type[AnyStage]] = {
+    "model": ModelStage,
+    "blocklist": Blocklist,
+    "group": Group,
+}
 """The stages that a settings file can name without a module."""
 MAX_STAGES = 16
 """Maximum number of stages of a pipeline."""
@@ -31,7 +36,7 @@ class StageTable(BaseModel):
 
     stage: str = Field(
         min_length=1,
-        description="What the stage does: model, blocklist, or a class of your own, written as"
+        description=f"What the stage does: {', '.join(SHIPPED)}, or a class of your own, written as"
         " module:Class.",
     )
     name: str | None = Field(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from tailrace.origin.producer import End, Output, RunFate, Text
 from tests.origin.producers.asked import recipe
 
 STREAM = bytes(range(16))
+END = End()
 
 
 class Words(Stage[StageOptions]):
@@ -127,3 +129,27 @@ async def run(
 ) -> list[Output]:
     """Return all outputs of a pipeline."""
     return [one async for one in outputs(stages, Prompt(prompt), skipped or {}, RunFate())]
+
+
+def synchronous(stage: AnyStage, items: Iterable[Item], end: End | None = END) -> list[Item]:
+    """Return what a stage that never waits makes of items, up to an End of its own.
+
+    With `end` None the input does not end.
+    """
+    made: list[Item] = []
+    for item in items:
+        made += _given(stage.process(item))
+        if made and isinstance(made[-1], End):
+            return made
+    return made if end is None else [*made, *_given(stage.finish(end))]
+
+
+def _given(items: Items) -> Iterable[Item]:
+    assert isinstance(items, Iterable)
+    return items
+
+
+def cut_at(text: str, cuts: Iterable[int]) -> list[str]:
+    """Return the pieces of a text that is cut at some places."""
+    places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    return [text[begin:end] for begin, end in pairwise(places)]
