@@ -7,9 +7,10 @@ adapted. Label values are few and fixed: priority classes, finish reasons, slot 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
+from prometheus_client import Histogram as PrometheusHistogram
 from prometheus_client.core import Metric
 
 from tailrace.ledger.frame import FinishReason, Priority, StreamEnd, decode
@@ -18,13 +19,14 @@ from tailrace.ledger.telemetry.traces import TraceContext, Traces
 from tailrace.origin.gpu.meter import GpuCollector, GpuMeter, GpuReading
 from tailrace.origin.slo import SloCollector, SloCounts
 from tailrace.origin.workers.liveness import ExitKind
-from tailrace.origin.workers.worker_frame import Load
+from tailrace.origin.workers.worker_frame import Load, StageTime
 
 TTFT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 INTER_TOKEN_BUCKETS_S = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.02),
     *(0.03, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0),
 )
+STAGE_BUCKETS_S = (0.0001, 0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
 APPEND_BUCKETS_S = (
     *(0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005),
     *(0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0),
@@ -143,6 +145,14 @@ class Metrics:
             "Time between the releases of two frames of a stream",
             INTER_TOKEN_BUCKETS_S,
         )
+        self._stage_s = PrometheusHistogram(
+            "stage_seconds",
+            "Time that a stage of a pipeline took for one stream",
+            ("model", "stage"),
+            "tailrace",
+            registry=self.registry,
+            buckets=STAGE_BUCKETS_S,
+        )
         self._append_s = self._spread(
             "ledger_append_seconds", "Time until all frames of a step are durable", APPEND_BUCKETS_S
         )
@@ -163,6 +173,11 @@ class Metrics:
             self._ended.labels(reason.word)
 
     # ---- what happens ----
+
+    def stages(self, model: str, times: Iterable[StageTime]) -> None:
+        """Record the times of a pipeline's stages for one stream."""
+        for one in times:
+            self._stage_s.labels(model, one.stage).observe(one.busy_us / 1e6)
 
     def worker_load(self, slot: int, load: Load) -> None:
         """Record a worker's Load frame, whose counters start at 0 with each new process."""

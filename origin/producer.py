@@ -45,6 +45,19 @@ class RunFate:
     is_over: bool = False
 
 
+@dataclass(slots=True)
+class TimedStage:
+    """The time of one stage of a pipeline.
+
+    `busy_s` is the time in seconds that its `items` input items took, without the time in which it
+    waited for input, or for room for its output.
+    """
+
+    name: str
+    items: int = 0
+    busy_s: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """A request to produce a stream, or to continue one.
@@ -65,6 +78,8 @@ class Request:
     """Stages of a pipeline that were skipped, each with the item from which on."""
     fate: RunFate = field(default_factory=RunFate)
     """Set before the run is cancelled."""
+    stages: list[TimedStage] = field(default_factory=list)
+    """The times of the stages, which a pipeline adds when it starts."""
 
 
 # ---- what it gives ----

@@ -21,7 +21,7 @@ from tailrace.origin.core.poison_streams import Suspicion
 from tailrace.origin.core.states import StreamState
 from tailrace.origin.generations.recipe import Recipe
 from tailrace.origin.generations.stream_log import History
-from tailrace.origin.workers.worker_frame import Steer
+from tailrace.origin.workers.worker_frame import StageTime, Steer
 
 MAX_PENDING_STEERS = 16
 """Maximum number of Steer orders of one stream that are not durable yet."""
@@ -126,6 +126,8 @@ class StreamProgress:
     first_ms: int | None = None
     """Time in ms from `began_s` until the stream's first frame that is no notice was released; None
     if it was not released at this origin."""
+    stages: tuple[StageTime, ...] = ()
+    """Times of the stages of a pipeline, once its last run has ended."""
     _is_begun: bool = False
 
     def go_on(self, history: History, now_s: float) -> None:

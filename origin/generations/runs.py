@@ -100,7 +100,14 @@ from tailrace.origin.pool.history.schema import COLD, HOT
 from tailrace.origin.serving.model_host import ModelHost
 from tailrace.origin.steady_clock import now_ms
 from tailrace.origin.workers.load_spans import ColdStarts
-from tailrace.origin.workers.worker_frame import ActiveRuns, Emissions, Load, LoadProgress, Ready
+from tailrace.origin.workers.worker_frame import (
+    ActiveRuns,
+    Emissions,
+    Load,
+    LoadProgress,
+    Ready,
+    StageTimes,
+)
 from tailrace.origin.workers.worker_process import Owner, WorkerSlot
 
 log = structlog.get_logger("runs")
@@ -332,6 +339,12 @@ class Runs(Owner):
     def worker_load(self, slot: WorkerSlot, load: Load) -> None:
         """Record how busy a worker is."""
         self._metrics.worker_load(slot.number, load)
+
+    def worker_stages(self, slot: WorkerSlot, times: StageTimes) -> None:
+        """Record how long the stages of a pipeline took for a stream."""
+        self._metrics.stages(slot.model, times.times)
+        if (stream := self.core.table.by_id.get(times.stream)) is not None:
+            stream.progress.stages = times.times
 
     async def worker_step(self, slot: WorkerSlot, made: Emissions) -> None:
         """Store the frames of engine steps in one group commit."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 
 from tailrace.ledger.frame import FinishReason
-from tailrace.ledger.telemetry.traces import TraceContext, Traces
+from tailrace.ledger.telemetry.traces import TraceContext, Traces, context_of
 from tailrace.origin.core.stream import Stream
 
 NS_PER_MS = 1_000_000
+NS_PER_US = 1_000
 
 
 def record_span(traces: Traces, stream: Stream, reason: FinishReason, now_s: float) -> None:
@@ -43,6 +44,14 @@ def record_span(traces: Traces, stream: Stream, reason: FinishReason, now_s: flo
         span.set_attribute("error.type", reason.word)
     if life.queue_ms is not None:
         span.add_event("scheduled", timestamp=begun_ns + life.queue_ms * NS_PER_MS)
+    for stage in progress.stages:
+        child = traces.begin(
+            f"stage {stage.stage}",
+            context_of(span),
+            {"tailrace.stage.items": stage.items, "tailrace.stage.busy_us": stage.busy_us},
+            start_ns=begun_ns,
+        )
+        child.end(begun_ns + stage.busy_us * NS_PER_US)
     nth = 1
     while nth <= len(progress.frame_ms):
         index, at_ms = progress.first_timed + nth - 1, progress.frame_ms[nth - 1]

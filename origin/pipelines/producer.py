@@ -32,7 +32,7 @@ from tailrace.origin.pipelines.table import (
     stage_class,
     stage_options,
 )
-from tailrace.origin.producer import About, End, Output, Remark, Request, Resumption
+from tailrace.origin.producer import About, End, Output, Remark, Request, Resumption, TimedStage
 
 MAX_RUNS = 5
 """Maximum number of times that a worker runs the stages of a stream whose processes are lost."""
@@ -47,14 +47,14 @@ class _PlannedStage:
     options: StageOptions
     pool: ProcessPool | None
 
-    def running(self, context: StageContext) -> RunningStage:
-        """Return the stage for one stream."""
+    def running(self, context: StageContext, timed: TimedStage) -> RunningStage:
+        """Return the stage for one stream; `timed` counts its time."""
         table = self.table
         if self.pool is None:
             stage = self.kind(self.options, context)
-            return RunningStage(table.named, stage, table.optional, table.limit_s)
+            return RunningStage(table.named, stage, table.optional, table.limit_s, timed)
         remote = RemoteStage(self.kind, self.options, context, self.pool, table.limit_s)
-        return RunningStage(table.named, remote, table.optional)
+        return RunningStage(table.named, remote, table.optional, time=timed)
 
 
 class PipelineProducer:
@@ -106,9 +106,12 @@ class PipelineProducer:
         self, request: Request, skipped: Mapping[str, int]
     ) -> AsyncGenerator[Output, None]:
         recipe = request.recipe
+        request.stages[:] = [TimedStage(each.table.named) for each in self._stages]
         running = [
-            each.running(StageContext(each.table.named, request.stream, recipe, self._origin))
-            for each in self._stages
+            each.running(
+                StageContext(each.table.named, request.stream, recipe, self._origin), timed
+            )
+            for each, timed in zip(self._stages, request.stages, strict=True)
         ]
         prompt = Prompt(recipe.prompt, recipe.messages)
         async with aclosing(outputs(running, prompt, skipped, request.fate)) as items:

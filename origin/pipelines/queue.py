@@ -45,9 +45,14 @@ class ItemQueue:
         self._error = error
         self._changed.set()
 
+    @property
+    def is_full(self) -> bool:
+        """True if the writer must wait."""
+        return len(self._items) >= self._most_items or self._bytes >= MAX_QUEUED_BYTES
+
     async def put(self, item: Item) -> None:
         """Add an item, as soon as there is room."""
-        while len(self._items) >= self._most_items or self._bytes >= MAX_QUEUED_BYTES:
+        while self.is_full:
             self._changed.clear()
             await self._changed.wait()
         self._items.append(item)

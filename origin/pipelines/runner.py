@@ -12,8 +12,9 @@ item, whether it fails again or not: otherwise its frames would not fit those in
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -24,7 +25,7 @@ from tailrace.origin.generations.stream_log import STAGE_SKIPPED, skip_message
 from tailrace.origin.pipelines.process_pool import StageProcessLost
 from tailrace.origin.pipelines.queue import ItemQueue
 from tailrace.origin.pipelines.stage import AnyStage, Item, Items, Prompt
-from tailrace.origin.producer import End, Output, Remark, RunFate
+from tailrace.origin.producer import End, Output, Remark, RunFate, TimedStage
 
 MAX_REASON_CHARS = 200
 """Maximum number of characters of the reason in a Notice or in the message of a stream's end."""
@@ -40,6 +41,8 @@ class RunningStage:
     stage: AnyStage
     optional: bool = False
     limit_s: float | None = None
+    time: TimedStage = field(default_factory=lambda: TimedStage(""))
+    """Counts the time of the stage."""
 
 
 async def outputs(
@@ -93,6 +96,7 @@ class _StageRun:
         self._sink = sink
         self._skip_at = skip_at
         self._count = 0  # items that the stage has processed
+        self._blocked_s = 0.0  # time in which its output of this item waited for room
 
     async def run(self, last: ItemQueue) -> None:
         """Process items until one of the stage's own is an End, or until the input ends.
@@ -104,6 +108,8 @@ class _StageRun:
             if self._count == self._skip_at:
                 await self._skip(item, "it was skipped before")
                 return
+            began_s = time.perf_counter()
+            self._blocked_s = 0.0
             try:
                 ended = await self._process(item)
             except StageProcessLost as error:
@@ -117,6 +123,10 @@ class _StageRun:
                 else:
                     await self._sink.put(self._failed(error, reason))
                 return
+            finally:
+                spent_s = time.perf_counter() - began_s
+                self._running.time.items += 1
+                self._running.time.busy_s += spent_s - self._blocked_s
             if ended:
                 return
             self._count += 1
@@ -129,6 +139,15 @@ class _StageRun:
             await self._sink.put(item)
         return True
 
+    async def _put(self, item: Item) -> None:
+        """Pass on one item, as soon as there is room."""
+        if self._sink.is_full:
+            began_s = time.perf_counter()
+            await self._sink.put(item)
+            self._blocked_s += time.perf_counter() - began_s
+        else:
+            await self._sink.put(item)
+
     async def _send(self, items: Items) -> bool:
         """Pass on items of the stage; return True if one of them is an End.
 
@@ -140,7 +159,7 @@ class _StageRun:
             async with asyncio.timeout(self._running.limit_s):
                 items = [item async for item in items]
         for item in list(items) if self._running.optional else items:
-            await self._sink.put(item)
+            await self._put(item)
             if isinstance(item, End):
                 return True
         return False
@@ -155,7 +174,7 @@ class _StageRun:
                         item = await anext(iterator)
                 except StopAsyncIteration:
                     return False
-                await self._sink.put(item)
+                await self._put(item)
                 if isinstance(item, End):
                     return True
         finally:

@@ -54,6 +54,8 @@ from tailrace.origin.workers.worker_frame import (
     Frame,
     LoadProgress,
     Ready,
+    StageTime,
+    StageTimes,
     StartTextRun,
     Step,
     check_hello,
@@ -200,12 +202,19 @@ class TextWorker:
         index, frame = numbered
         self._at_work.made((answer.run,))
         is_end = tag_of(frame) == StreamEnd.tag
+        if is_end and answer.request.stages:
+            self._writer.write(encode(_stage_times(answer.request)))
         can_retry = is_end and answer.production.can_retry
         emission = Emission(answer.run, index, (), (), frame, can_retry)
         if is_end:
             emission.counted = answer.production.counted
         await self._outbox.put(emission)
         answer.has_end = is_end
+
+
+def _stage_times(request: Request) -> StageTimes:
+    times = [StageTime(one.name, one.items, round(one.busy_s * 1e6)) for one in request.stages]
+    return StageTimes(request.stream, tuple(times))
 
 
 def _end_of(producing: asyncio.Task[None]) -> End:

@@ -379,6 +379,27 @@ class StartRun(WorkerFrame):
 
 
 @dataclass(frozen=True, slots=True)
+class StageTime:
+    """The time of one stage of a pipeline in one run.
+
+    `busy_us` is the time in microseconds that its `items` input items took, without the time in
+    which it waited for input, or for room for its output.
+    """
+
+    stage: str
+    items: Uint
+    busy_us: Uint
+
+
+@frame(38)
+class StageTimes(WorkerFrame):
+    """The times of the stages in the last run of a stream, sent before its StreamEnd."""
+
+    stream: StreamId
+    times: tuple[StageTime, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SkippedStage:
     """A stage of a pipeline that has failed, and is skipped from its input `item` on."""
 

@@ -44,6 +44,7 @@ from tailrace.origin.workers.worker_frame import (
     Load,
     LoadProgress,
     Ready,
+    StageTimes,
 )
 
 STOP_GRACE_S = 2.0
@@ -77,6 +78,9 @@ class Owner:
 
     def worker_load(self, slot: WorkerSlot, load: Load) -> None:
         """Handle the worker's report of how busy it is."""
+
+    def worker_stages(self, slot: WorkerSlot, times: StageTimes) -> None:
+        """Handle the times of a stream's stages; the stream ends next."""
 
     async def worker_step(self, slot: WorkerSlot, made: Emissions) -> None:
         """Store the output of engine steps."""
@@ -336,6 +340,8 @@ class WorkerSlot:
                 owner.worker_begun(self, frame)
             case Load():
                 owner.worker_load(self, frame)
+            case StageTimes():
+                owner.worker_stages(self, frame)
             case Fault():
                 self._fault = frame.error, ExitKind.of(frame.kind)
             case LoadProgress():

@@ -12,7 +12,7 @@ from tailrace.ledger.errors import ConfigError
 from tailrace.ledger.frame import FinishReason, StreamEnd, Token, encode
 from tailrace.ledger.telemetry.exposition import exposed
 from tailrace.origin.metrics import Metrics
-from tailrace.origin.workers.worker_frame import Emission, Load, Step
+from tailrace.origin.workers.worker_frame import Emission, Load, StageTime, StageTimes, Step
 from tests.origin.stage import RECIPE, A, B, Stage
 
 pytestmark = pytest.mark.anyio
@@ -160,3 +160,18 @@ def test_a_port_that_is_taken_is_said() -> None:
 def test_nothing_is_served_unless_asked_for() -> None:
     with exposed(Metrics().registry, None, "origin.metrics") as port:
         assert port is None
+
+
+async def test_the_times_of_a_pipelines_stages_are_counted(stage: Stage) -> None:
+    one, _ = stage.slots
+    await stage.ready(one)
+    await stage.start(A, RECIPE)
+    times = (StageTime("model", 3, 250_000), StageTime("blocklist", 5, 2_000))
+    stage.runs.worker_stages(one, StageTimes(A, times))
+    stage.runs.worker_stages(one, StageTimes(B, times))  # a stream that is not known any more
+    for time in times:
+        labels = {"model": one.model, "stage": time.stage}
+        assert value(stage.metrics, "stage_seconds_count", **labels) == 2
+        assert value(stage.metrics, "stage_seconds_sum", **labels) == 2 * time.busy_us / 1e6
+    stream = stage.runs.core.table.by_id[A]
+    assert stream.progress.stages == times

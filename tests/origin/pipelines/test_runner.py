@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import AsyncIterator, Iterable
 from contextlib import aclosing
 
 import pytest
@@ -11,7 +12,7 @@ from tailrace.ledger.frame import FinishReason
 from tailrace.origin.generations.stream_log import STAGE_SKIPPED, skip_message
 from tailrace.origin.pipelines.queue import MAX_QUEUED_BYTES, MAX_QUEUED_ITEMS
 from tailrace.origin.pipelines.runner import outputs
-from tailrace.origin.pipelines.stage import Item, Prompt, Stage, StageOptions
+from tailrace.origin.pipelines.stage import Item, Items, Prompt, Stage, StageOptions
 from tailrace.origin.producer import End, Remark, RunFate, Text
 from tests.origin.pipelines.staged import Hangs, PassOn, Shout, Words, run, running
 
@@ -117,3 +118,35 @@ async def test_nothing_follows_the_end_of_a_stage() -> None:
 
     made = await run([running(Words), running(Ends), running(Shout)], "one two three")
     assert made == [Text("ONE "), End(FinishReason.FILTERED)]
+
+
+async def test_the_time_of_a_stage_is_that_in_which_it_works() -> None:
+    class Waits(PassOn):
+        def process(self, item: Item) -> Items:
+            return self._later(item)
+
+        async def _later(self, item: Item) -> AsyncIterator[Item]:
+            if isinstance(item, Text):
+                await asyncio.sleep(0.02)
+            yield item
+
+    fast, slow = running(Words), running(Waits)
+    await run([fast, slow], "word " * 10)
+    assert (fast.time.items, slow.time.items) == (2, 11)
+    assert slow.time.busy_s >= 0.2
+    assert fast.time.busy_s < slow.time.busy_s / 2
+
+
+async def test_a_stage_is_not_busy_while_there_is_no_room() -> None:
+    class Waits(PassOn):
+        def process(self, item: Item) -> Items:
+            return self._later(item)
+
+        async def _later(self, item: Item) -> AsyncIterator[Item]:
+            await asyncio.sleep(0.002)
+            yield item
+
+    fast, slow = running(Words), running(Waits)
+    await run([fast, slow], "word " * 4 * MAX_QUEUED_ITEMS)
+    assert slow.time.busy_s >= 0.002 * 4 * MAX_QUEUED_ITEMS
+    assert fast.time.busy_s < slow.time.busy_s / 4
