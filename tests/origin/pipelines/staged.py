@@ -88,7 +88,7 @@ class Sleeps(Stage[StageOptions]):
 class PassOn(Stage[StageOptions]):
     """Passes on everything."""
 
-    def process(self, item: Item) -> Iterable[Item]:
+    def process(self, item: Item) -> Items:
         """Return the item."""
         return (item,)
 
