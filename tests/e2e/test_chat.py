@@ -60,6 +60,18 @@ async def test_json_is_one_document_with_the_same_text(standing_house: House) ->
     assert document.stderr == ""
 
 
+async def test_a_stop_sequence_ends_the_answer_and_is_no_error(standing_house: House) -> None:
+    asked = ("--raw-prompt", "--max-tokens", "30")
+    text = (await chat(standing_house, *asked)).stdout
+    stop = text[20:25]
+    stopped = await chat(standing_house, *asked, "--stop", stop)
+    assert (stopped.code, stopped.stdout) == (0, text[: text.index(stop)] + "\n")
+    [summary] = stopped.stderr.splitlines()
+    assert summary.endswith(" · stop")
+    document = json.loads((await chat(standing_house, *asked, "--stop", stop, "--json")).stdout)
+    assert (document["finish_reason"], document["message"]) == ("stop", stop)
+
+
 async def test_a_request_that_the_origin_refuses_is_wrong_usage(standing_house: House) -> None:
     for flag, value in (("--temperature", "9"), ("--max-tokens", "0"), ("--model", "gpt")):
         answer = await chat(standing_house, flag, value)
