@@ -76,4 +76,4 @@ READ_AHEAD = frozenset(
 )
 """Names of arguments that kernels may read before they wait: no launch of a chain writes them."""
 WRITTEN_BEFORE = frozenset({"keys_ptr", "values_ptr", "key_scales_ptr", "value_scales_ptr"})
-"""Names of arguments that attention may read before it waits, at positions before this step's."""
+"""Names of arguments in which attention may, before it waits, read what earlier steps wrote."""

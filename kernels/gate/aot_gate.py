@@ -239,13 +239,13 @@ class Gate:
         ]
         for what, most in (("barriers", MAX_BARRIERS), ("instructions", MAX_INSTRUCTIONS)):
             found += [
-                f"{name} has {count} {what} behind its wait, at most {most} are allowed"
+                f"{name} has {count} {what} after its wait, at most {most} are allowed"
                 for name, count in self._ternary(what).items()
                 if count > most
             ]
         if (eight := self.eight_rows()) > MAX_EIGHT_ROWS:
             found.append(
-                f"8 rows take {eight:.2f} times the instructions of one row behind the waits, "
+                f"8 rows take {eight:.2f} times the instructions of one row after the waits, "
                 f"at most {MAX_EIGHT_ROWS} times are allowed"
             )
         return found

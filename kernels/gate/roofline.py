@@ -2,7 +2,7 @@
 
     python -m tailrace.kernels.gate.roofline                   # print the tables of BENCH.md
     python -m tailrace.kernels.gate.roofline --measured FILE   # add the figures of `make bench-gpu`
-    python -m tailrace.kernels.gate.roofline --aot FILE # add the instructions behind the wait
+    python -m tailrace.kernels.gate.roofline --aot FILE # add the instructions after the wait
 
 The lower bound of an operation is the bytes that it must move, divided by the copy bandwidth. The
 expected time adds the costs of a launch, from the constants of `kernels.gate.operation`. Bytes come
@@ -57,7 +57,7 @@ KV_BYTES = 2
 PAIRS = ("o+gate_up", "down+qkv")
 """Names of the launches that compute two linears in a fused decode step of BitNet."""
 BEHIND_BARRIER = " behind barrier"
-"""Suffix of the names under which instructions behind a barrier of all programs are counted."""
+"""Suffix of the names under which instructions after a barrier of all programs are counted."""
 
 # _LINEAR matches a variant's name: step, weight format and rows of a linear. _KERNEL matches the
 # kernel's name, which is removed first.

@@ -14,8 +14,8 @@ from tailrace.kernels.rows.norm import EXPONENT_BIAS, FIXED_BITS, MIN_EXPONENT
 # sum minus the bits of 1.5 * 2**23.
 _ROUND = tl.constexpr(12_582_912.0)
 _ROUND_BITS = tl.constexpr(0x4B400000)
-# _LOWEST: minimum biased exponent of a row's largest value. _FACTOR minus that exponent is the
-# biased exponent of the factor that scales the row.
+# _LOWEST: minimum biased exponent of a row's largest value. The factor that scales the row has the
+# biased exponent _FACTOR - e, if e is the biased exponent of the row's largest value.
 _LOWEST = tl.constexpr(EXPONENT_BIAS + MIN_EXPONENT)
 _FACTOR = tl.constexpr(127 + EXPONENT_BIAS + FIXED_BITS)
 

@@ -224,8 +224,8 @@ def test_what_a_ternary_linear_has_behind_its_wait_is_told_and_judged() -> None:
         "tiny.attend": 4000,
     }
     assert found.offenders() == [
-        f"{name.format('down')} has 9 barriers behind its wait, at most 8 are allowed",
-        f"{name.format('down')} has {MAX_INSTRUCTIONS + 1} instructions behind its wait,"
+        f"{name.format('down')} has 9 barriers after its wait, at most 8 are allowed",
+        f"{name.format('down')} has {MAX_INSTRUCTIONS + 1} instructions after its wait,"
         f" at most {MAX_INSTRUCTIONS} are allowed",
     ]
 
@@ -250,6 +250,6 @@ def test_eight_rows_are_a_multiple_of_one() -> None:
     longer = replace(eight[0], code={**CODE, "instructions_behind_wait": 2000})
     assert [e.partition(",")[0] for e in gate(*one, *eight[1:], longer).offenders()] == [
         f"8 rows take {gate(*one, *eight[1:], longer).eight_rows():.2f} times the instructions of"
-        " one row behind the waits"
+        " one row after the waits"
     ]
     assert gate(*one, *eight[1:]).eight_rows() == gate(*eight).eight_rows() == 0
