@@ -59,7 +59,11 @@ COUNT_DEFAULTS: Mapping[str, Any] = {"max_tokens": ALL_THERE_IS}
 
 
 class Thinking(Enum):
-    """How the reasoning of the model is shown. The value is stored in the note of the stream."""
+    """How clients get the reasoning of the model.
+
+    The value is stored with the stream, in `Open.note`, so that a resumed response shows the
+    reasoning in the same way.
+    """
 
     SHOWN = "shown"
     OMITTED = "omitted"

@@ -64,8 +64,8 @@ class Encoder(Protocol):
     headers: Mapping[str, str] = MappingProxyType({})
     """Headers of a 200 response with this body, besides its media type. Read after `opened`."""
     shows_corr: bool = False
-    """True if the body contains the correlation ids of frames. The edge must then replace the ids
-    of its link to the origin."""
+    """True if the body contains the correlation ids of frames. The edge then replaces the ids that
+    its link to the origin uses by those that the client knows."""
 
     def opened(self, opened: Opened) -> None:
         """Note that the stream was opened. Called once, before every other method."""

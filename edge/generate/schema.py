@@ -115,7 +115,10 @@ class UnreadBody(BaseModel):
         str,
         Field(description=_words(Unread), json_schema_extra=_among(Unread)),
     ]
-    after_s: Count | None = Field(None, description="an integer of at least 1, in seconds")
+    after_s: Count | None = Field(
+        None,
+        description="an integer of at least 1: seconds without a reader after which `then` applies",
+    )
 
 
 def _as_object(value: object) -> object:

@@ -67,7 +67,7 @@ def error_ref(shape: ErrorShape, status: int) -> dict[str, str]:
 
 
 def error_responses() -> Responses:
-    """Return the response for each status and shape, by the name that `error_ref` refers to."""
+    """Return every error response, keyed by its name in the document, such as `OpenAiError404`."""
     return {
         f"{shape.value}{status}": _response(shape, status)
         for shape in ErrorShape

@@ -259,9 +259,9 @@ class Relay:
             route.renewal = frame.mac
             return False
         if route.is_source:
-            # The origin has ended the subscription: it refuses the reader whose subscription became
-            # the shared one, or has no more frames. The readers then read on separately, so that
-            # each gets an answer of its own.
+            # The origin has ended the shared subscription: either it has no more frames, or it
+            # refuses the client for which the subscription was opened. Each client then gets a
+            # subscription of its own, so that the origin answers each of them.
             if tag in CLOSING:
                 self._fan_out.refused(route)
             return False

@@ -161,7 +161,11 @@ def test_what_becomes_of_an_unread_stream_is_a_word_or_a_word_and_a_time(
             '"run", "pause" or "cancel", or an object such as {"then": "pause", "after_s": 30}',
         ),
         (b'{"after_s":3}', "unread.then", "one of run, pause, cancel"),
-        (b'{"then":"run","after_s":"3"}', "unread.after_s", "an integer of at least 1, in seconds"),
+        (
+            b'{"then":"run","after_s":"3"}',
+            "unread.after_s",
+            "an integer of at least 1: seconds without a reader after which `then` applies",
+        ),
         (b'{"then":"run","after":3}', "unread.after", 'did you mean "after_s"?'),
     ],
 )
