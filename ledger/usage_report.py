@@ -62,7 +62,7 @@ def parse_query(
 
 
 def parse_groups(text: str, groups: Sequence[str] = GROUPS) -> tuple[str, ...]:
-    """Return the groups in a list that is separated by commas; empty for one sum.
+    """Return the groups in a comma-separated list. An empty list asks for one sum of everything.
 
     Raises:
         CallerError: A name is unknown, or given twice.

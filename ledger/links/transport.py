@@ -118,7 +118,7 @@ class Credentials:
 async def dial(
     factory: Callable[[], P], address: LinkAddress, credentials: Credentials
 ) -> tuple[asyncio.BaseTransport, P]:
-    """Open a connection to a link.
+    """Connect to an address; return the transport, and the protocol that `factory` made.
 
     Raises:
         OSError: The peer cannot be reached.
@@ -133,7 +133,7 @@ async def dial(
 async def listen(
     factory: Callable[[], asyncio.Protocol], address: LinkAddress, credentials: Credentials
 ) -> asyncio.Server:
-    """Listen for links.
+    """Listen at an address; each connection gets a protocol that `factory` makes.
 
     Raises:
         OSError: The address cannot be used.

@@ -71,5 +71,5 @@ class Deployment(BaseModel):
         return self.model_dump_json(by_alias=True).encode()
 
     def called(self, binding: str) -> str:
-        """Return the value of `Call.object` for the class that a binding names: SCRIPT/CLASS."""
+        """Return SCRIPT/CLASS for the class that a binding names, as `Call.object` needs it."""
         return f"{self.script}/{self.bindings[binding]}"

@@ -35,7 +35,7 @@ class Stage(Enum):
     RETURNING = auto()
     """Waiting at the input gate again, after `outside`."""
     LEAVING = auto()
-    """Finished; its changes are being stored."""
+    """The event's code has ended, and the event waits until its changes are stored."""
     ENDED = auto()
     """Its outcome was delivered."""
 

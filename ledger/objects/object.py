@@ -67,11 +67,11 @@ class ObjectRequest:
 
 @dataclass(frozen=True, slots=True)
 class ObjectResponse:
-    """The response of an object.
+    """The response of an object to a request.
 
-    A `body` that is an iterator is a live body: its chunks are read after the event has ended,
-    without the object's input gate. A live body keeps the instance in memory until the body ends
-    or is closed (`aclose`).
+    A `body` that is an iterator is a live body: its chunks are read after `fetch` has returned,
+    while the object handles other requests. A live body keeps the instance in memory until the
+    body ends or is closed (`aclose`).
     """
 
     status: int

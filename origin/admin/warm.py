@@ -135,7 +135,7 @@ def _start(start: ColdStart, unix_ms: Callable[[float], int]) -> Document:
 
 
 class WantedModel(BaseModel):
-    """Body of a request about one model."""
+    """Body of a request that names one model, for example to load it now."""
 
     model_config = ConfigDict(extra="forbid")
 

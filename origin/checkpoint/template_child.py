@@ -46,7 +46,7 @@ FAULTS = (
 
 
 class GenerationBlocks(Extension):
-    """Supports `{% generation %}`, which marks text for training; it is rendered as other text."""
+    """Supports the tag `{% generation %}`, which marks text for training: renders the text only."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja declares it so
 

@@ -113,7 +113,8 @@ def _token(said: Mapping[str, Any]) -> Token:
 def _check_special(config: JsonObject, texts: Set[str], added: Set[str]) -> None:
     """Add a fault or note for each special token that tokenizer.json does not have.
 
-    With such a token a template would write plain letters, while transformers adds the token.
+    A template that writes such a token would give plain letters here, whereas transformers adds the
+    token to the vocabulary.
     """
     for key, value in _named(config.raw):
         text = value.get("content") if isinstance(value, dict) else value

@@ -18,8 +18,8 @@ from tailrace.ledger.interface import NO_READERS, PublishedReaders
 ROUND_INTERVAL_S = 1.0
 """Minimum seconds between two rounds of an origin."""
 RECHECK_INTERVAL_S = 5.0
-"""Seconds after which the followers of other origins are read again without a notification, and
-after which a failed round is tried again."""
+"""Seconds after which an origin reads the counts that other origins have published again, even
+without a notification, and after which it repeats a round that has failed."""
 MAX_ROUND_CHATS = 10_000
 """Maximum chats that one round publishes, and maximum chats that it reads. Others wait."""
 UNKNOWN = -1

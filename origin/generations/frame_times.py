@@ -44,7 +44,7 @@ async def index_since(ledger: Ledger, info: StreamInfo, since_ms: int) -> int:
     this software wrote them.
     """
     before: TimedFrame | None = None  # the last known record whose time is at most `since_ms`
-    beyond = info.next_index  # the index of the first known record whose time is later
+    beyond = info.next_index  # the first known index with a time after `since_ms`
     low, high = 0, info.next_index  # the range of records that is still searched
     while low < high:
         middle = (low + high) // 2 if high - low > SEARCH_RECORDS else low

@@ -52,7 +52,7 @@ def may_answer(request: Open, *, by_default: bool) -> bool:
     if request.cache is Cache.EXACT and (request.branch is not None or request.n > 1):
         what = "a branch" if request.branch is not None else "several streams"
         raise CallerError(
-            f"is exact, but the request begins {what}",
+            f"`exact` is not possible for a request that begins {what}",
             field="cache",
             hint="leave `cache` out: it is for requests for one new stream that is not a branch",
         )

@@ -101,7 +101,10 @@ class ScheduledRun:
     awaited: bool = False
     """True if the last of `ids` is a placeholder for a token that is being drawn."""
     yielded: bool = False
-    """True if the run was preempted although it was the senior, which may happen only once."""
+    """True if the run was preempted although it was the first (`RunTable.senior`).
+
+    That may happen only once to a run.
+    """
     _keys: list[bytes] = field(default_factory=list)
 
     def __post_init__(

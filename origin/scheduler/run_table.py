@@ -158,7 +158,7 @@ class RunTable:
         self._pool.release(run.forget())
 
     def begin_step(self) -> None:
-        """Forget the last step, and give the senior the pages of all its known tokens."""
+        """Forget the last step, and give the first run (`senior`) the pages of its known tokens."""
         self.preempted.clear()
         for run in self.running.values():
             run.work = None

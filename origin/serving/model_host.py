@@ -260,7 +260,10 @@ class ModelHost:
     # ---- requests ----
 
     def check_starts(self, model: ServedModel) -> None:
-        """Raise `Unavailable` if requests do not wait and the model cannot start or still loads."""
+        """Raise `Unavailable` if the model cannot start or still loads.
+
+        If requests may wait (`wait_s`), do nothing: `until_open` decides about them.
+        """
         if self.wait_s is not None:
             return
         if not model.is_up and model.deaths >= (1 if model.ready is None else FAILED_STARTS):

@@ -76,7 +76,7 @@ class AppendContext:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Accept the append if its body is valid; `status` is the status of the answer."""
+    """The append is accepted if its body is valid, too; the answer then has this `status`."""
 
     status: int
 
@@ -88,7 +88,7 @@ class Repeated:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Refuse the append with an error and headers."""
+    """The append is refused; the answer has this error and these headers."""
 
     error: TailraceError
     headers: Headers = ()

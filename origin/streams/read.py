@@ -245,7 +245,7 @@ class EventTexts:
             return base64.b64encode(data).decode()
         text = self._decoder.decode(data, final=page.closed)
         held = len(self._decoder.getstate()[0])
-        # Bytes that are still held back from an earlier page began before this page.
+        # If the incomplete character began in an earlier page, its position stays as it was.
         self._held = (page.back(held) or self._held or page.start) if held else None
         return text
 

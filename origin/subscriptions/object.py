@@ -1,4 +1,4 @@
-"""A subscription as an object: it wakes a webhook or a worker when streams grow.
+"""A subscription as an object: when streams grow, it notifies (wakes) a webhook or a worker.
 
 This is the HTTP side of the reserved API of the Durable Streams protocol;
 `origin/subscriptions/subscription.py` has the rules. The alarm delivers wakes, so that each is
@@ -102,7 +102,7 @@ class Subscription(DurableObject):
             return error_answer(error)
 
     async def alarm(self, retries: int) -> None:
-        """Deliver a wake, or end a lease."""
+        """Notify the webhook or the workers, or end a lease, whichever is due."""
         await self._load()
         self._take_updates()
         state, now_ms = self._state, self.context.now_ms()
@@ -130,7 +130,10 @@ class Subscription(DurableObject):
     # ---- waking ----
 
     async def _tell(self, state: SubscriptionState) -> None:
-        """Deliver the wake, and record the result unless the wake was replaced during delivery."""
+        """Deliver the current wake: notify the webhook or the workers.
+
+        The result is recorded unless another wake has replaced this one in the meantime.
+        """
         wake_id = state.standing.wake_id
         event: WakeEvent | None = None
         told: Mapping[str, str] = {}
@@ -153,7 +156,10 @@ class Subscription(DurableObject):
         state.step(event)
 
     async def _call_webhook(self, state: SubscriptionState) -> tuple[WakeEvent, Mapping[str, str]]:
-        """Deliver the wake to the webhook; return the result, and the offsets in the message."""
+        """Send a POST to the webhook: there is work.
+
+        Return the result, and the end offset of each stream that the POST names, keyed by path.
+        """
         name, config, standing = self.context.key.name, state.config, state.standing
         assert config.webhook_url is not None
         streams = state.told_streams()
@@ -178,9 +184,9 @@ class Subscription(DurableObject):
         return WakeEvent.DONE if delivery.done else WakeEvent.DELIVERED, told
 
     async def _write_wake(self, state: SubscriptionState) -> None:
-        """Append the wake to the stream that workers read.
+        """Append a message about the wake to the stream that workers read.
 
-        If it cannot be written, workers learn of the wake only by trying to claim it.
+        If the message cannot be written, workers learn of the wake only by trying to claim it.
         """
         name, stream = self.context.key.name, state.config.wake_stream
         assert stream is not None

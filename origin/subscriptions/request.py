@@ -178,7 +178,7 @@ class StreamsBody(JsonBody):
 
 
 class ClaimBody(JsonBody):
-    """Body of a request of a worker to claim a wake."""
+    """Body of a worker's request to claim a wake, which gives it the lease of the subscription."""
 
     worker: Text
 
@@ -196,7 +196,10 @@ class AckBody(JsonBody):
 
 
 class HolderBody(JsonBody):
-    """A callback from the holder of a wake; it may acknowledge offsets and end the wake."""
+    """A callback of the worker or webhook that was woken.
+
+    It may acknowledge offsets, and end the lease.
+    """
 
     wake_id: str | None = None
     generation: int | None = None

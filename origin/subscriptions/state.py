@@ -1,8 +1,8 @@
 """The stored state of a subscription, and how far each of its streams is acknowledged.
 
-A wake comes with a callback token, `generation.mac`; the mac is HMAC-SHA256 over the subscription's
-id and the generation, with a secret of the subscription. A token needs no expiry, since the lease
-has one, and the next wake has another generation.
+A wake, the notification that there is work, comes with a callback token, `generation.mac`. The mac
+is HMAC-SHA256 over the subscription's id and the generation, with a secret of the subscription. A
+token needs no expiry, since the lease has one, and the next wake has another generation.
 """
 
 from __future__ import annotations
@@ -286,7 +286,7 @@ class SubscriptionState:
         self.wake_if_needed()
 
     def wake_if_needed(self) -> None:
-        """Start a wake if there is work, and neither a wake nor a lease is in progress."""
+        """Wake the subscriber if there is work, and no earlier wake or lease is in progress."""
         if self.standing.phase is Phase.IDLE and self.links.first_pending is not None:
             self.step(WakeEvent.WORK)
 
@@ -375,7 +375,10 @@ class SubscriptionState:
     # ---- its streams ----
 
     def hear(self, updates: Mapping[str, Update]) -> None:
-        """Apply updates of streams to the links, and wake if there is work."""
+        """Apply these changes of streams, keyed by path, to the links.
+
+        If a stream has new data, wake the subscriber.
+        """
         for path, update in updates.items():
             if update.deleted:
                 self.links.gone(path)

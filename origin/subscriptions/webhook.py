@@ -212,7 +212,8 @@ class Resolver:
 class Delivery:
     """Result of a POST.
 
-    `taken`: the answer's status was 2xx. `done`: the answer says that the wake is handled.
+    `taken`: the answer's status was 2xx. `done`: the answer says that the subscriber has already
+    handled all data that the POST named.
     `answered`: the host sent an answer of any kind.
     """
 

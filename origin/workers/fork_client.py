@@ -141,8 +141,8 @@ class ForkServer:
                 while self._waiting is None and not self.refusal:
                     await self._settled.wait()
         except TimeoutError:
-            # A fork server that was ready before hangs, so end it; one that was never ready may
-            # still be importing.
+            # If the fork server was ready once, it hangs now, so end it. If it was never ready, it
+            # may still be importing.
             if self.stages:
                 self._end()
         worker, self._waiting = self._waiting, None

@@ -43,10 +43,10 @@ StartRun = Callable[[Sequence[str]], int]
 
 @dataclass(frozen=True, slots=True)
 class ForkMessage:
-    """A message to the supervisor: the `pid` of the waiting worker, or why none was forked.
+    """A message to the supervisor: the `pid` of a new worker, or why none could be forked.
 
-    `refusal` is empty if a worker was forked. The first message also has the `stages` of the fork
-    server's start, and its memory in KiB.
+    The new worker waits for its order. `refusal` is empty if a worker was forked. The first message
+    also has the `stages` of the fork server's start, and its memory in KiB.
     """
 
     pid: int = 0

@@ -179,7 +179,7 @@ class Emissions:
 
 @dataclass(frozen=True, slots=True)
 class SteeredIds:
-    """The span of ids, in the emission of row `row`, that one Steer order inserted."""
+    """The span of ids that one Steer order inserted into the emission that is in row `row`."""
 
     row: U32Int
     start: U32Int
@@ -188,7 +188,7 @@ class SteeredIds:
 
 @dataclass(frozen=True, slots=True)
 class EndCounts:
-    """The `TokenCounts` of the run that row `row` ends."""
+    """The `TokenCounts` of the run whose last emission is in row `row`."""
 
     row: U32Int
     cached: Uint

@@ -167,7 +167,7 @@ class WorkerSlot:
         self._unwanted.set()
 
     async def keep(self) -> None:
-        """Run a process after each `launch`, until cancelled."""
+        """Start a process after each call of `launch`, and report its end; return never."""
         with socket_folder() as folder:
             path = folder / "worker.sock"
             server = await asyncio.start_unix_server(self._accept, path)

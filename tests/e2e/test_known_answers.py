@@ -139,11 +139,15 @@ async def test_it_is_refused_where_it_cannot_be(
     whole = await start(client, url, REQUEST)
     for path, body, message in (
         ("/v1/generate", REQUEST | {"cache": "maybe"}, "unknown Cache 'maybe'"),
-        ("/v1/generate", REQUEST | {"n": 2}, "is exact, but the request begins several streams"),
+        (
+            "/v1/generate",
+            REQUEST | {"n": 2},
+            "`exact` is not possible for a request that begins several streams",
+        ),
         (
             f"/v1/generate/{whole.stream}/branch",
             {"index": 1, "cache": "exact"},
-            "is exact, but the request begins a branch",
+            "`exact` is not possible for a request that begins a branch",
         ),
     ):
         answer = await client.post(f"{url}{path}", json=body, headers=SSE)

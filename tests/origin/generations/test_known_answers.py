@@ -90,7 +90,7 @@ def test_the_request_overrules_the_operator() -> None:
     assert not may_answer(replace(plain, cache=Cache.NONE), by_default=True)
     for more in ({"n": 2}, {"branch": Branch(A, 0)}):
         assert not may_answer(replace(plain, **more), by_default=True)
-        with pytest.raises(CallerError, match="is exact, but the request begins") as error:
+        with pytest.raises(CallerError, match="not possible for a request that begins") as error:
             may_answer(replace(plain, cache=Cache.EXACT, **more), by_default=True)
         assert error.value.field == "cache"
 
