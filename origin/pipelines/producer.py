@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from tailrace.ledger.process.version import tailrace_version
 from tailrace.origin.config import PipelineConfig
 from tailrace.origin.generations.stream_log import skipped_stage
+from tailrace.origin.pipelines.inner_stream import AskingStage
 from tailrace.origin.pipelines.origin_client import OriginClient
 from tailrace.origin.pipelines.process_pool import ProcessPool, RemoteStage, StageProcessLost
 from tailrace.origin.pipelines.runner import RunningStage, outputs
@@ -25,7 +26,6 @@ from tailrace.origin.pipelines.stage import (
     StageKind,
     StageOptions,
 )
-from tailrace.origin.pipelines.stages.model import ModelStage
 from tailrace.origin.pipelines.table import (
     PipelineTable,
     StageTable,
@@ -139,8 +139,8 @@ def open_pipeline(config: PipelineConfig) -> PipelineProducer:
 
 def _counted(end: End, stages: list[RunningStage]) -> End:
     """Return the end of a pipeline with the tokens of all of its models."""
-    models = [each.stage for each in stages if isinstance(each.stage, ModelStage)]
-    ends = [one.counted for one in models if one.counted is not None]
+    asking = [each.stage for each in stages if isinstance(each.stage, AskingStage)]
+    ends = [one for stage in asking for one in stage.ends]
     return replace(
         end,
         total_tokens=sum(one.total_tokens for one in ends),

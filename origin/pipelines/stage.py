@@ -16,7 +16,7 @@ one stream. It passes on items that it does not know, such as `Data`.
 A worker that continues a stream runs its stages from the beginning and skips the frames that the
 ledger has. So a stage must be deterministic: the same items in give the same items out, whatever
 the time, the machine or the size of the pieces. The output of a model is not computed again: it is
-a stream of its own in the ledger (`origin.pipelines.stages.model`).
+a stream of its own in the ledger (`origin.pipelines.inner_stream`).
 """
 
 from __future__ import annotations
@@ -80,6 +80,11 @@ class StageOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    @property
+    def asked_models(self) -> tuple[str, ...]:
+        """The names of the models that the stage may ask; the settings are checked for them."""
+        return ()
+
 
 O_co = TypeVar("O_co", bound=StageOptions, covariant=True)
 
@@ -109,6 +114,8 @@ class Stage(Generic[O_co]):
     """Where the objects of this stage run."""
     Options: ClassVar[type[StageOptions]] = StageOptions
     """The options that the stage takes in a settings file."""
+    answers_prompts: ClassVar[bool] = False
+    """True if the stage replaces a prompt by output. A pipeline needs such a stage."""
 
     def __init__(self, options: O_co, context: StageContext) -> None:
         """Keep both."""

@@ -15,11 +15,13 @@ from tailrace.ledger.validation import closest_name
 from tailrace.origin.pipelines.stage import AnyStage, Stage, StageOptions
 from tailrace.origin.pipelines.stages.blocklist import Blocklist
 from tailrace.origin.pipelines.stages.group import Group
-from tailrace.origin.pipelines.stages.model import ModelOptions, ModelStage
+from tailrace.origin.pipelines.stages.model import ModelStage
+from tailrace.origin.pipelines.stages.route import Route
 from tailrace.origin.plugin import load_plugin
 
 SHIPPED: Mapping[str, type[AnyStage]] = {
     "model": ModelStage,
+    "route": Route,
     "blocklist": Blocklist,
     "group": Group,
 }
@@ -84,18 +86,11 @@ class PipelineTable(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _has_a_model(self) -> Self:
-        if all(each.stage != "model" for each in self.stages):
-            raise ValueError('no stage is a model: add one with stage = "model"')
+    def _has_a_name_for_each(self) -> Self:
         [(name, count)] = Counter(each.named for each in self.stages).most_common(1)
         if count > 1:
             raise ValueError(f"two stages have the name {name!r}: give one of them a name")
         return self
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """Names of the models that the pipeline asks."""
-        return tuple(each.options.get("model", "") for each in self.stages if each.stage == "model")
 
 
 def load_pipelines(said: Mapping[str, Any], file: Path) -> dict[str, PipelineTable]:
@@ -152,29 +147,38 @@ def check_pipelines(pipelines: Mapping[str, PipelineTable], models: Mapping[str,
         ConfigError: A stage, an option or a model is unknown, or pipelines ask each other in a
             circle.
     """
-    for name, pipeline in pipelines.items():
-        for number, table in enumerate(pipeline.stages, 1):
-            field = f"pipelines.{name}.stages[{number}]"
-            kind = stage_class(table.stage, f"{field}.stage")
-            options = stage_options(table, kind, field)
-            if isinstance(options, ModelOptions):
-                _check_model(table, options.model, field, [*models, *pipelines])
+    known = [*models, *pipelines]
+    asked = {name: _check_stages(name, table, known) for name, table in pipelines.items()}
     for name in pipelines:
-        _check_circle((name,), pipelines)
+        _check_circle((name,), asked)
 
 
-def _check_model(table: StageTable, model: str, field: str, known: list[str]) -> None:
-    if model not in known:
-        hint = f"the models are {', '.join(known)}"
-        raise ConfigError(f"no model has the name {model!r}", field=f"{field}.model", hint=hint)
-    if table.optional:
-        hint = "remove it: without its model a pipeline has no output"
-        raise ConfigError("a model cannot be optional", field=f"{field}.optional", hint=hint)
+def _check_stages(name: str, pipeline: PipelineTable, known: list[str]) -> list[str]:
+    """Check the stages of one pipeline, and return the names of the models that they may ask."""
+    asked: list[str] = []
+    has_answer = False
+    for number, table in enumerate(pipeline.stages, 1):
+        field = f"pipelines.{name}.stages[{number}]"
+        kind = stage_class(table.stage, f"{field}.stage")
+        options = stage_options(table, kind, field)
+        for model in options.asked_models:
+            if model not in known:
+                hint = f"the models are {', '.join(known)}"
+                raise ConfigError(f"no model has the name {model!r}", field=field, hint=hint)
+        if kind.answers_prompts and table.optional:
+            hint = "remove it: without its model a pipeline has no output"
+            raise ConfigError("a model cannot be optional", field=f"{field}.optional", hint=hint)
+        asked += options.asked_models
+        has_answer |= kind.answers_prompts
+    if not has_answer:
+        hint = 'add one with stage = "model"'
+        raise ConfigError("no stage is a model", field=f"pipelines.{name}", hint=hint)
+    return asked
 
 
-def _check_circle(path: tuple[str, ...], pipelines: Mapping[str, PipelineTable]) -> None:
+def _check_circle(path: tuple[str, ...], asked: Mapping[str, list[str]]) -> None:
     """Raise ConfigError if the last pipeline of `path` asks one of those before it."""
-    for model in pipelines[path[-1]].models:
+    for model in asked[path[-1]]:
         if model in path:
             circle = " -> ".join([*path[path.index(model) :], model])
             raise ConfigError(
@@ -182,5 +186,5 @@ def _check_circle(path: tuple[str, ...], pipelines: Mapping[str, PipelineTable])
                 field=f"pipelines.{path[0]}",
                 hint="let one of them ask a model",
             )
-        if model in pipelines:
-            _check_circle((*path, model), pipelines)
+        if model in asked:
+            _check_circle((*path, model), asked)

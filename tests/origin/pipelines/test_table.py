@@ -26,6 +26,7 @@ def written(folder: Path, text: str) -> Path:
 
 
 ASKS = 'stage = "model"\nmodel = "small"'
+ROUTES = 'stage = "route"\nmodel = "small"\nrules = [{model = "quick", max_chars = 9}]'
 BLOCKS = 'stage = "blocklist"\nwords = ["x"]'
 
 
@@ -60,8 +61,20 @@ def test_a_pipeline_is_served_as_a_model(tmp_path: Path) -> None:
         ),
         (
             MODEL + pipeline('stage = "model"\nmodel = "large"'),
-            r"pipelines\.safe\.stages\[1\]\.model: no model has the name 'large' \(the models are"
+            r"pipelines\.safe\.stages\[1\]: no model has the name 'large' \(the models are"
             r" small, safe\)",
+        ),
+        (
+            MODEL + pipeline(ROUTES.replace("quick", "large")),
+            r"pipelines\.safe\.stages\[1\]: no model has the name 'large'",
+        ),
+        (
+            MODEL + pipeline(ROUTES) + pipeline('stage = "model"\nmodel = "safe"', name="quick"),
+            r"in a circle: safe -> quick -> safe",
+        ),
+        (
+            MODEL + pipeline(ROUTES + "\noptional = true") + pipeline(ASKS, name="quick"),
+            r"pipelines\.safe\.stages\[1\]\.optional: a model cannot be optional",
         ),
         (
             MODEL + pipeline(ASKS, name="small"),
@@ -103,6 +116,11 @@ def test_a_pipeline_that_cannot_work_is_refused_by_name(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         load_tables(written(tmp_path, text))
+
+
+def test_the_models_of_a_route_are_known(tmp_path: Path) -> None:
+    text = MODEL + pipeline(ROUTES) + pipeline(ASKS, name="quick")
+    assert list(load_tables(written(tmp_path, text))) == ["small", "safe", "quick"]
 
 
 def test_a_class_of_ones_own_is_a_stage(tmp_path: Path) -> None:
