@@ -58,7 +58,7 @@ class KvCache:
 
     @staticmethod
     def slots(pages: Sequence[int], positions: range) -> list[int]:
-        """Return the slots in the cache of a sequence's positions, to pass to `write`."""
+        """Return the cache's slots for these positions of a sequence, to pass to `write`."""
         return [pages[t // PAGE_TOKENS] * PAGE_TOKENS + t % PAGE_TOKENS for t in positions]
 
     def place(self, pages: Sequence[int]) -> Place:

@@ -338,7 +338,7 @@ def sample_rows(
     """Choose one token for each row, as `sampler.sample` does.
 
     logits: fp32 [rows, V]. ids: int32 [rows], written; 0 where faults is not 0. faults: int32
-    [rows], written: 0, FAULT_NOT_FINITE or FAULT_EMPTY_MASK; the first hides the second. A fault of
+    [rows], written: 0, FAULT_NOT_FINITE or FAULT_EMPTY_MASK (the former if both apply). A fault of
     one row does not affect others. Without rows nothing is launched. dependent: programmatic
     dependent launches. Raises TypeError or ValueError that names an argument which does not fit the
     others.
