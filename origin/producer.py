@@ -37,7 +37,7 @@ from tailrace.origin.tool_calls import CallPiece
 
 @dataclass(slots=True)
 class RunFate:
-    """What becomes of a stream whose run is cancelled.
+    """The fate of a stream whose run is cancelled.
 
     `is_over` is True if the stream ends with this run. Otherwise another run may continue it.
     """

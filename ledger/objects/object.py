@@ -326,7 +326,7 @@ class Instance:
         self.host.used(self)
 
     async def _prepare(self) -> bool:
-        """Return True if the instance exists and still owns the object."""
+        """Create the instance if it does not exist; return True if it still owns the object."""
         if self._object is None:
             await self._make()
             return True

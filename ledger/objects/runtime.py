@@ -17,10 +17,11 @@ object may call this one back. `block_concurrency_while` keeps the gate shut eve
 for at most 30 s, and discards the instance if its work fails.
 
 **Output gate.** Nothing leaves the object before all earlier changes, of any event, are durable:
-no response, no exception, and no chunk of a live body. A coroutine in `outside` also starts only
-then (a task has started already). Changes are stored in the background. All changes between two
-awaits that really wait are one write, which is atomic. One write is in flight at a time; the next
-one collects the changes of all events in the meantime. The object sees its own changes at once.
+no response, no exception, and no chunk of a live body. A coroutine that is passed to `outside` also
+starts only then; a task that is passed has started when it was created. Changes are stored in the
+background. All changes between two awaits that really wait are one write, which is atomic. One
+write is in flight at a time; the next one collects the changes of all events in the meantime. The
+object sees its own changes at once.
 
 **Reads.** A class may answer some requests from stored data (`ReadableClass`). These requests are
 not events: they claim nothing, wait for no gate, and see durable data. If the instance is in this

@@ -159,9 +159,9 @@ class ObjectStorage:
         return self._cache.find(name)
 
     def _buffered(self) -> tuple[bool, dict[str, bytes | None]]:
-        """Return the buffered changes of values, after a flag.
+        """Return (cleared, changed values) of all buffered changes.
 
-        The flag is True if all stored values are deleted before these changes.
+        `cleared` is True if all stored values are deleted before the values are changed.
         """
         cleared, values = False, dict[str, bytes | None]()
         for layer in self._layers():

@@ -190,7 +190,7 @@ def _weight_map(index: Path, findings: Findings) -> dict[str, str]:
 
 
 def _is_plain(shard: object) -> bool:
-    """Return True for the name of a safetensors file that cannot lead out of the folder."""
+    """Return True if `shard` names a safetensors file in the folder itself, without a path."""
     if not isinstance(shard, str) or not shard.endswith(SUFFIX):
         return False
     return shard.isprintable() and not set(shard) & set("/\\:") and not shard.startswith(".")

@@ -180,7 +180,10 @@ def _int8_head_bytes(config: ModelConfig) -> int:
 
 
 def _kv_token_bytes(config: ModelConfig, formats: Formats, plain_bytes: int) -> int:
-    """Return the bytes of one token's keys and values; an unscaled element has `plain_bytes`."""
+    """Return the bytes of one token's keys and values.
+
+    `plain_bytes` is the size of an element in a cache without scales.
+    """
     head = config.head_dim * plain_bytes
     if formats.kv_cache in SCALED_KV:
         head = config.head_dim + FP32_BYTES

@@ -101,7 +101,7 @@ class TemplateProcess:
         return answer
 
     def _ask(self, question: Mapping[str, Any], otherwise: str) -> Answer:
-        """Return the child's answer, or {otherwise: the reason why there is none}."""
+        """Return the child's answer; if there is none, the reason, under the key `otherwise`."""
         assert self._child is not None
         try:
             return _exchange(self._child, json.dumps(question).encode())
@@ -152,7 +152,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def utc_now() -> datetime:
-    """Return the current UTC time, the default of what templates get from `strftime_now`."""
+    """Return the current UTC time: the default clock of the templates' `strftime_now`."""
     return datetime.now(UTC)
 
 
@@ -278,7 +278,7 @@ def _source(
 
 
 def _default_of(named: list[Any]) -> Any:
-    """Return the template named `default`, or the only one, or else the list itself."""
+    """Return the only template of a list, or the one named `default`, or else the list."""
     items = [item for item in named if isinstance(item, dict)]
     if len(items) == 1:
         return items[0].get("template", named)

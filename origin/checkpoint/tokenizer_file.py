@@ -189,7 +189,7 @@ def _check_space(config: JsonObject, raw: Mapping[str, Any]) -> None:
 
 
 def _parts(part: object) -> Iterator[dict[str, Any]]:
-    """Yield a part of tokenizer.json, such as a normalizer, and the parts of a sequence."""
+    """Yield a part of tokenizer.json, such as a normalizer, and all parts that it contains."""
     if isinstance(part, list):
         for item in part:
             yield from _parts(item)

@@ -29,7 +29,7 @@ def _phrase_end(marks: str, cjk_marks: str) -> re.Pattern[str]:
 
 
 class Unit(StrEnum):
-    """What a piece of text is."""
+    """The size of the pieces into which text is cut."""
 
     WORD = "word"
     PHRASE = "phrase"

@@ -18,7 +18,7 @@ STARTED_STEPS_PER_RAISE = 32
 one. The number is high, since a started run is decoded until it ends."""
 CHUNK_STEPS_PER_RAISE = 8
 """Number of consecutive steps within the target time after which a step may have one more row of
-decoding. Less urgent runs that get no row in a step get one in a later step."""
+decoding. The number is low, since less urgent runs can skip steps as soon as rows are too many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class StepLimits:
 
     def __init__(self, limits: Limits) -> None:
         self.small = False
-        """True if steps take no more than the minimum, even if there is time for more."""
+        """True if a step takes no more tokens than the minimum, even if it has time for more."""
         self._running = limits.running
         self._target = target = limits.step_seconds * AIM
         self._tokens = BatchLimit(limits.step_tokens_least, limits.step_tokens_most, target)
@@ -145,9 +145,9 @@ class RowLimit:
     """An AIMD limit like `BatchLimit`, of rows instead of tokens.
 
     It starts at `least` and is raised by one row after `steps_per_raise` consecutive steps within
-    the target time, or quickly while steps last less than half of the target. A step with more rows
-    than the limit, as there are after it was lowered and before runs have ended, does not lower it
-    again.
+    the target time, or quickly while steps last less than half of the target. After the limit was
+    lowered, steps may have more rows than it allows until enough runs have ended; these steps do
+    not lower it again.
 
     Fewer rows are not always faster. If even a step with hardly any row exceeds the target (its
     time is spent on reading the weights), fewer rows would not help, and the limit rises
@@ -159,7 +159,8 @@ class RowLimit:
         self._most = most
         self._seconds = seconds
         self._steps_per_raise = steps_per_raise
-        # Mean seconds of the smallest steps (at most `least` rows), by whether they have chunks.
+        # Mean seconds of the smallest steps (at most `least` rows). The key is True for steps with
+        # chunks of prompts.
         self._alone: dict[bool, float] = {}
         self._in_time = 0
         self.rows = least

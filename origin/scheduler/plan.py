@@ -173,8 +173,8 @@ class ScheduledRun:
     def learn(self, ids: Sequence[int]) -> int:
         """Append the next tokens; return how many more drafts of the step they show to be right.
 
-        A draft counts as right only when the token after it is known, which was drawn from the
-        draft's row. So the last known token is never cached, and goes through the model again.
+        A draft counts as right only once the token after it is known, too. So the last known token
+        is never cached, and goes through the model again.
         """
         self.ids += ids
         work, before = self.work, self.accepted

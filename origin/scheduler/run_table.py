@@ -252,7 +252,7 @@ class RunTable:
     def _choose(
         self, losers: Iterable[ScheduledRun], enough: Callable[[int, int], bool]
     ) -> list[ScheduledRun] | None:
-        """Return the shortest beginning of `losers` that frees enough; None if all do not.
+        """Return the shortest beginning of `losers` that frees enough, or None if none does.
 
         `enough` is called with the numbers of pages and runs that preempting them would free.
         """
@@ -353,7 +353,7 @@ class RunTable:
             self.reused_tokens += PAGE_TOKENS
 
     def _victims(self, run: ScheduledRun, safe: Container[int]) -> Iterator[ScheduledRun]:
-        """Yield the runs that may be preempted for a running run, in order."""
+        """Yield the runs that may be preempted for a running run; the first is to go first."""
         senior = self.senior
         others = [o for o in self.running.values() if o is not run and o is not senior]
         for other in sorted(others, key=self._rank, reverse=True):

@@ -157,8 +157,8 @@ class Scheduler:
     def sent(self, plan: Plan) -> None:
         """Let the next plan be made while this one runs, as if each run had one more known token.
 
-        Only for plans without drafts in which all work draws, and only while no other sent plan is
-        unfinished.
+        This is allowed only for a plan without drafts in which all work draws, and only if all
+        plans that were sent before are done.
         """
         for work in plan.work:
             run = self._runs.get(work.run)

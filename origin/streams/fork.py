@@ -64,7 +64,7 @@ class Cut:
 
 
 class Cutter:
-    """Finds the cut; takes the source's raw frames in order from `first_index` on.
+    """Finds the cut of a fork; takes the source's raw frames in order from `first_index` on.
 
     Raises CallerError if there is no such place in the source.
     """
@@ -158,7 +158,10 @@ def inherited(source: StreamConfig, end: int) -> tuple[Part, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A source's answer to a fork for which it has taken a reference."""
+    """A source's answer to a new fork, which it now keeps a reference for.
+
+    The answer has everything that the fork takes over from its source.
+    """
 
     content_type: str
     expiry: Expiry
@@ -216,7 +219,11 @@ def _same_type(asked: Create, config: StreamConfig) -> bool:
 
 
 class References:
-    """The references of one object, held by forks and owed to sources."""
+    """The references of one stream's object, which keep deleted sources readable for their forks.
+
+    As a source, the object stores the references that its forks hold. As a fork, it stores those
+    that it must return to its source.
+    """
 
     def __init__(self, context: ObjectContext) -> None:
         self._context, self._storage = context, context.storage
@@ -259,7 +266,7 @@ class References:
         wake_by(self._context, at_ms)
 
     async def owed(self) -> dict[str, bytes]:
-        """Return the references that must be returned: the name of the source by storage key."""
+        """Return the references that must be returned: storage key -> name of the source."""
         return await self._storage.list(prefix=OWED)
 
     async def give_back(self) -> None:

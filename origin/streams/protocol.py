@@ -108,7 +108,7 @@ def within(tenant: str, name: str) -> str:
 
 
 def named_by(link: str) -> str:
-    """Return the name of the stream whose path or URL `link` is. Raises NotFound for other text."""
+    """Return the name of the stream at a path or URL. Raises NotFound if `link` is neither."""
     try:
         path = urlsplit(link).path
     except ValueError:

@@ -156,7 +156,7 @@ class Subscription(DurableObject):
         state.step(event)
 
     async def _call_webhook(self, state: SubscriptionState) -> tuple[WakeEvent, Mapping[str, str]]:
-        """Send a POST to the webhook: there is work.
+        """Send the webhook a POST which says that there is work.
 
         Return the result, and the end offset of each stream that the POST names, keyed by path.
         """

@@ -302,7 +302,10 @@ class SubscriptionState:
         self.arm()
 
     def arm(self) -> None:
-        """Set the alarm for the end of the lease or the next delivery; delete it without either."""
+        """Set the alarm for the end of the lease or the next delivery, whichever is first.
+
+        If there is neither, delete the alarm.
+        """
         if (due_ms := self.standing.due_ms) is None:
             self._context.storage.delete_alarm()
         else:

@@ -80,7 +80,10 @@ def _are(wanted: Sequence[str | None], given: Sequence[str]) -> bool:
 
 
 class Interest:
-    """The streams of one subscription, without the stream by which it wakes workers."""
+    """The streams of one subscription, except the one in which it tells workers of its wakes.
+
+    Otherwise each wake would be a change that causes the next wake.
+    """
 
     def __init__(self, pattern: str | None, streams: Sequence[str], wake: str | None) -> None:
         self.streams = frozenset(streams)

@@ -273,7 +273,7 @@ class Webhooks:
         return url
 
     async def post(self, text: str, body: bytes, headers: dict[str, str]) -> Delivery:
-        """Deliver; errors are returned as reasons, not raised."""
+        """Send a POST to a webhook; an error is returned as `Delivery.reason`, not raised."""
         try:
             url = self.check(text)
             async with self._pool.slot(url.host.lower()) as slot:
