@@ -215,11 +215,61 @@ test("a page that was frozen does not call its stream quiet", () => {
   assert.ok(!core.quiet);
 });
 
-test("a reader that takes nothing hears no silence", () => {
+/** Ring the timer, which may ring for `quiet` first, until the state changes. */
+function wait(core) {
+  const { state } = core;
+  for (let rings = 0; core.state === state && rings < 20; rings++) core.tick(core.due);
+}
+
+test("a reader that takes nothing lets go of its connection, and connects again when it goes on", () => {
   const core = opened();
   for (let index = 0; index < WINDOW_FRAMES; index++) core.receive(token(index), 10, 0);
-  for (let rings = 0; rings < 20; rings++) core.tick(core.due);
+  core.tick(3_600_000); // the page was frozen
+  assert.equal(core.state, "open");
+  wait(core);
+  assert.deepEqual([core.state, core.quiet, core.due, core.fault], ["suspended", false, null, null]);
+  core.wake(4_000_000); // only the reader continues it
+  assert.equal(core.state, "suspended");
+  assert.equal(taken(core).length, WINDOW_FRAMES);
+  core.start(4_000_000);
+  assert.deepEqual([core.state, core.nextIndex], ["connecting", WINDOW_FRAMES]);
+  core.opened();
+  core.receive(token(WINDOW_FRAMES), 10, 4_000_001);
+  assert.deepEqual(taken(core), [WINDOW_FRAMES]);
+});
+
+test("a WebSocket that sends heartbeats is kept, because its server knows the credit", () => {
+  const core = opened();
+  for (let index = 0; index < WINDOW_FRAMES; index++) core.receive(token(index), 10, 0);
+  for (let now = 0; now < 60_000; now += 1_000) {
+    core.alive(now);
+    core.tick(now);
+  }
   assert.deepEqual([core.state, core.quiet], ["open", false]);
+});
+
+test("a connection that never opens is lost, also while the window is full", () => {
+  const core = opened();
+  for (let index = 0; index < WINDOW_FRAMES; index++) core.receive(token(index), 10, 0);
+  core.lost(passing(), 1);
+  wait(core);
+  assert.equal(core.state, "connecting");
+  wait(core);
+  assert.deepEqual([core.state, core.fault.code], ["waiting", "silent"]);
+});
+
+test("a large frame suspends, too, and the stream can be left or read again by hand", () => {
+  const core = opened();
+  core.receive(token(0), 262_144, 0);
+  wait(core);
+  assert.equal(core.state, "suspended");
+  core.restart(20_000);
+  assert.equal(core.state, "connecting");
+  core.opened();
+  wait(core);
+  assert.equal(core.state, "suspended");
+  core.detach();
+  assert.deepEqual([core.state, core.nextIndex], ["detached", 0]);
 });
 
 test("who detaches reads on from what was not taken", () => {

@@ -13,6 +13,11 @@ export const INPUT = {
 const LONG = { ...INPUT, max_tokens: 450 };
 const QUICK = { leastMs: 1, mostMs: 50, patienceMs: 60_000 };
 const TRANSPORTS = ["fetch", "websocket"];
+/** A clock that runs twenty times as fast, for the timeouts of seconds. */
+const FAST = {
+  now: () => 20 * performance.now(),
+  setTimer: (ring, ms) => setTimeout(ring, ms / 20),
+};
 
 function equal(got, wanted, what) {
   const [a, b] = [JSON.stringify(got), JSON.stringify(wanted)];
@@ -179,11 +184,7 @@ function withTransport(transport) {
         seen.isSilent ||= connection === 0 && frame.index === 5;
         if (connection > 0) seen.isSilent = false;
         return seen.isSilent ? [] : [raw];
-      }, {
-        // Twenty times as quick as the world: silence is told by seconds.
-        now: () => 20 * performance.now(),
-        setTimer: (ring, ms) => setTimeout(ring, ms / 20),
-      });
+      }, FAST);
       const onState = (state, { error }) => state === "waiting" && faults.push(error.code);
       equal(await all(again(world, { system, onState })), world.frames, "frames");
       equal([faults, seen.connections], [["silent"], 2], "faults");
@@ -451,6 +452,19 @@ const CASES = {
     without.WebSocket = class { constructor() { setTimeout(() => this.onclose?.({ code: 1006 })); } close() {} send() {} };
     const third = stream(url, { system: without, backoff: QUICK });
     equal([await third.text(), third.transport], [world.text, "fetch"], "third");
+  },
+
+  async "a reader that takes nothing closes its response, and loses nothing"(world) {
+    const { system, seen } = breaking(same, FAST);
+    let suspended = () => {};
+    const isSuspended = new Promise((resolve) => { suspended = resolve; });
+    const onState = (state) => state === "suspended" && suspended();
+    const reading = stream(`${world.generate}/${world.longId}`, { system, transport: "fetch", backoff: QUICK, onState });
+    const { value: first } = await reading[Symbol.asyncIterator]().next();
+    await isSuspended;
+    const frames = [first, ...(await all(reading))];
+    equal(frames.map(({ index }) => index), frames.map((_, nth) => nth), "indexes");
+    equal([frames.length, seen.connections, reading.resumes], [world.longFrames, 2, 1], "frames and connections");
   },
 
   async "Retry-After of a refusal is waited for"(world) {

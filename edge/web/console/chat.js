@@ -415,6 +415,7 @@ class Conversation extends EventTarget {
     wire.state = state;
     if (made.transport && wire.ways.at(-1) !== made.transport) wire.ways.push(made.transport);
     wire.resumes = made.resumes;
+    if (state === "suspended") this.#tell("not read for a while: the connection is closed");
     if (state === "waiting") this.#tell("lost; will try again");
     if (state === "open") this.#tell(made.resumes ? `resumed after frame ${made.nextIndex - 1}` : "open");
     this.#changed();

@@ -16,6 +16,7 @@ const QUIET = ["warn", "no token for some seconds"];
 const STATES = {
   connecting: ["wait", "connecting"],
   open: ["on", "streaming"],
+  suspended: ["wait", "not read; will resume"],
   waiting: ["warn", "cut off; will resume"],
   failed: ["off", "failed"],
   detached: ["", "detached"],

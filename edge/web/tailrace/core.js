@@ -3,6 +3,10 @@
 // It does no I/O: it gets events and the time. Its owner then does what the state requires: keep a
 // connection in `connecting` and `open`, set a timer (`due`) in `waiting`, otherwise neither. Each
 // logged frame is given once and in order, whatever the connections deliver.
+//
+// An HTTP response has no credit: a server sees that nobody reads it only when all buffers on the way
+// are full, or when it is closed. So a stream whose reader takes nothing is `suspended`: its connection
+// is closed until the reader has taken what is queued.
 
 import { SILENCE_MS } from "./connection.js";
 import { broken, errorOf } from "./errors.js";
@@ -11,7 +15,7 @@ import { broken, errorOf } from "./errors.js";
 /** A frame of a stream as its reader gets it: a Snapshot only if the reader asked for one.
  * @typedef {import("./schema.js").Logged | import("./schema.js").Snapshot} StreamFrame
  */
-/** @typedef {"idle" | "connecting" | "open" | "waiting" | "failed" | "detached" | "ended"} State */
+/** @typedef {"idle" | "connecting" | "open" | "suspended" | "waiting" | "failed" | "detached" | "ended"} State */
 /** @typedef {{limit: number, bytes: number}} Allowance */
 
 /** The next state for each state and event. Other events change nothing.
@@ -20,8 +24,9 @@ import { broken, errorOf } from "./errors.js";
 export const TABLE = {
   idle: { start: "connecting", detach: "detached" },
   connecting: { opened: "open", lost: "waiting", fail: "failed", end: "ended", detach: "detached" },
-  open: { lost: "waiting", fail: "failed", end: "ended", detach: "detached" },
+  open: { suspend: "suspended", lost: "waiting", fail: "failed", end: "ended", detach: "detached" },
   waiting: { start: "connecting", detach: "detached" },
+  suspended: { start: "connecting", detach: "detached" },
   failed: { start: "connecting", detach: "detached" },
   detached: { start: "connecting" },
   ended: {},
@@ -85,7 +90,7 @@ export class Core {
   #step(event) {
     const next = TABLE[this.state][event];
     if (next) this.state = next;
-    return next !== undefined;
+    return next;
   }
 
   // ---- events ----
@@ -172,7 +177,7 @@ export class Core {
    * {number} now
    */
   lost(error, now) {
-    if (this.state !== "connecting" && this.state !== "open") return;
+    if (!TABLE[this.state].lost) return; // there is no connection
     this.failures += 1;
     this.fault = error;
     this.#failingSince ??= now;
@@ -196,20 +201,15 @@ export class Core {
   /** Handle the timer, which may be late. @param {number} now */
   tick(now) {
     if (now >= this.#quietAt) {
-      this.#isQuiet = !this.#isUnseen(now - this.#quietAt);
+      // Frames may have come that were not handled.
+      this.#isQuiet = !(now - this.#quietAt > FROZEN_MS || this.full);
       this.#quietAt = this.#isQuiet ? Infinity : now + QUIET_MS;
     }
     if (this.#over === null || now < this.#over) return;
     if (this.state === "waiting") this.start(now);
-    else if (this.#isUnseen(now - this.#over)) this.alive(now);
+    else if (now - this.#over > FROZEN_MS) this.alive(now);
+    else if (this.full && this.#step("suspend")) this.#rest();
     else this.lost(broken("silent", "the connection is silent"), now);
-  }
-
-  /** Return true if frames may have come that were not handled, because the page was frozen or its
-   * reader takes none. @param {number} lateMs
-   */
-  #isUnseen(lateMs) {
-    return lateMs > FROZEN_MS || this.full;
   }
 
   /** Stop waiting: the network is back, or the page is visible again.

@@ -214,8 +214,9 @@ export class Stream {
 
   /** Read again after a failure or a detach, or stop waiting and try at once. */
   reconnect() {
-    if (this.#core.state === "waiting") this.#core.wake(this.#system.now());
-    else this.#core.restart(this.#system.now());
+    const now = this.#system.now();
+    if (this.#core.state === "waiting") this.#core.wake(now);
+    else this.#core.restart(now);
     this.#settle();
   }
 
@@ -239,6 +240,7 @@ export class Stream {
       }
       if (this.#core.state === "failed") throw this.#core.fault;
       if (this.#isOver()) return undefined;
+      if (this.#core.state === "suspended") this.reconnect();
       await this.#change();
     }
   }
