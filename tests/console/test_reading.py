@@ -18,9 +18,11 @@ from tests.e2e.processes import Edge, running
 pytestmark = pytest.mark.anyio
 
 STEER = " And then a whale came"
+INSTRUCTION = "Another one, please."
 HELD = 200
 """Characters after which the origin's text stops, so that a page is in the middle of it."""
 LONG = re.compile(r".{60}", re.DOTALL)
+SOME = re.compile(r"\w")
 SEEN = """
     window.seen = [];
     const look = () => {
@@ -132,10 +134,11 @@ async def test_an_answer_that_runs_is_steered(scene: Scene, demo: tuple[HeldOrig
         assert visit.faults == []
 
 
-async def begin(page: Page, origin: HeldOrigin) -> None:
+async def begin(page: Page, origin: HeldOrigin, task: str = "Continue my text") -> None:
     """Ask for a text, which stops in its middle, and open what changes it."""
     await page.get_by_role("option", name="demo").wait_for(state="attached")
     await choose(page, "auto")
+    await page.get_by_role("radio", name=task).check()
     await page.get_by_text("Steer, branch").click()
     origin.hold(HELD)
     await say(page, "Once upon a time")
@@ -174,6 +177,60 @@ async def test_a_branch_shares_what_is_shown_and_ends_the_rest(
         assert visit.faults == []
 
 
+async def test_an_instruction_ends_the_answer_where_it_is_shown_and_is_answered(
+    scene: Scene, demo: tuple[HeldOrigin, Edge]
+) -> None:
+    origin, edge = demo
+    async with visiting(scene.browser, edge.url, "try") as visit:
+        page = visit.page
+        await begin(page, origin, "Chat")
+        await page.get_by_text("Pace and format").click()
+        await page.get_by_label("Answers are").select_option("plain")
+        await page.get_by_role("button", name="Pause").click()
+        answers = page.get_by_role("article")
+        shown = (await answers.inner_text()).strip()
+        parent = await stream_of(page)
+        await page.get_by_label("Text to go on with").fill(INSTRUCTION)
+        assert await visit.violations() == []
+        origin.hold(4 * HELD)  # a held stream would keep its worker from the branch
+        async with page.expect_request("**/v1/generate/*/branch") as asked:
+            await page.get_by_role("button", name="Ask here").click()
+        request = await asked.value
+        body = request.post_data_json
+        assert body is not None and parent in request.url
+        assert body == {"index": body["index"], "instruction": INSTRUCTION}
+        await expect(page.locator(".asked").last).to_contain_text(INSTRUCTION)
+        await expect(answers.last).to_have_text(SOME)
+        origin.go_on()
+        assert await ended(scene, edge, parent) == "cancelled"
+        await expect(answers.last).to_have_attribute("aria-busy", "false")
+        first, second = await answers.all_inner_texts()
+        assert first.strip() == shown
+        whole = await scene.client.get(f"{edge.url}/v1/generate/{await stream_of(page)}")
+        # No space need be between the two, and the page shows none at their ends.
+        assert "".join(whole.json()["text"].split()) == "".join(f"{first}{second}".split())
+        # Another answer is to the same instruction.
+        async with page.expect_request("**/v1/generate/*/branch") as asked:
+            await page.get_by_role("button", name="Again", exact=True).click()
+        assert (await asked.value).post_data_json == {"index": body["index"]}
+        await expect(answers.last).to_have_attribute("aria-busy", "false")
+        await page.reload()
+        await expect(answers.first).to_have_text(first)
+        assert visit.faults == []
+
+
+async def test_an_instruction_is_for_chats(scene: Scene, demo: tuple[HeldOrigin, Edge]) -> None:
+    origin, edge = demo
+    async with visiting(scene.browser, edge.url, "try") as visit:
+        page = visit.page
+        await begin(page, origin)
+        await page.get_by_label("Text to go on with").fill(INSTRUCTION)
+        await expect(page.get_by_role("button", name="Branch here")).to_be_enabled()
+        await expect(page.get_by_role("button", name="Ask here")).to_be_disabled()
+        origin.go_on()
+        await page.get_by_role("button", name="Stop").click()
+
+
 async def test_a_branch_that_is_refused_leaves_the_answer_as_it_was(scene: Scene) -> None:
     async with visiting(scene.browser, scene.edge.url, "try") as visit:
         page = visit.page
@@ -187,4 +244,5 @@ async def test_a_branch_that_is_refused_leaves_the_answer_as_it_was(scene: Scene
         await page.get_by_role("button", name="Branch here").click()
         await expect(page.get_by_role("alert")).to_contain_text("cannot continue an answer")
         assert await answer.inner_text() == before
+        await expect(page.locator(".asked")).to_have_count(1)
         await expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()

@@ -3,7 +3,7 @@
 // It survives a change to another page of the console, and a reload. The client stores its position
 // in the stream in sessionStorage, and this file stores the earlier messages there.
 
-import { branch, regenerate } from "../tailrace/branch.js";
+import { branch } from "../tailrace/branch.js";
 import { resume, stream } from "../tailrace/index.js";
 import { GRANULARITIES, Pace } from "../tailrace/pace.js";
 import { Transcript } from "../tailrace/transcript.js";
@@ -150,9 +150,7 @@ class Conversation extends EventTarget {
   /** Replace the last answer by another one to the same request. */
   again() {
     if (!this.canRegenerate) return;
-    const last = this.turns.at(-1);
-    const parent = { id: last.id, token: last.token };
-    this.#replace(last, parent, (options) => regenerate(URL_OF_STREAMS, parent, options), "sent: another answer");
+    this.#branch({ index: this.turns.at(-1).from ?? 0 }, "sent: another answer");
   }
 
   // ---- the reader's hand ----
@@ -203,22 +201,26 @@ class Conversation extends EventTarget {
     return index;
   }
 
-  /** Replace the last answer by another one that shares what is shown of it. `text` follows that as if
-   * the model had written it. The rest of the old answer is not generated.
+  /** True if the last answer is part of a chat, so that an instruction can follow what is shown of it. */
+  get canInstruct() {
+    return this.branchIndex !== null && this.turns.at(-1).mode === "chat";
+  }
+
+  /** Begin another answer that shares what is shown of the last one. The rest of that is not generated.
+   * `text` follows what is shared as if the model had written it, `instruction` as the next message.
+   * @param {{text?: string, instruction?: string}} added at most one of the two, not empty
    */
-  async branch(text) {
+  async branch(added) {
     const index = this.branchIndex;
     if (index === null) return;
-    const last = this.turns.at(-1);
-    const parent = { id: last.id, token: last.token };
+    const shared = this.turns.at(-1).text.slice(0, this.#lengths[index - 1] ?? 0);
     const left = this.#stream;
     if (left) {
       left.detach();
       this.pace.release();
       await this.#followed;
     }
-    const input = { index, ...(text ? { text } : {}) };
-    this.#replace(last, parent, (options) => branch(URL_OF_STREAMS, parent, input, options), `branched after ${index} frames`);
+    this.#branch({ index, ...added }, `branched after ${index} frames`, shared);
     // Cancelled before its branch has begun, it would be lost if the branch is refused.
     const forget = this.#stream?.watch(() => {
       if (this.#stream?.state !== "open") return;
@@ -227,10 +229,28 @@ class Conversation extends EventTarget {
     });
   }
 
-  #replace(last, parent, how, note) {
+  /** Read a branch of the last answer in its place. With an instruction, `shared` stays of that answer,
+   * and the branch is the answer to the next message.
+   * @param {import("../tailrace/branch.js").BranchInput} input
+   * @param {string} note
+   * @param {string} [shared]
+   */
+  #branch(input, note, shared = "") {
+    const { length } = this.turns;
+    const last = this.turns.at(-1);
+    const { id, token, mode, model } = last;
     const before = { ...last, open: false };
-    Object.assign(last, { text: "", cuts: [], open: true });
-    this.#read((options) => stream(URL_OF_STREAMS, how(options)), last.model, "auto", note, before);
+    if (input.instruction === undefined) Object.assign(last, { text: "", cuts: [], open: true });
+    else {
+      Object.assign(last, { text: shared, open: false });
+      this.turns.push({ role: "user", text: input.instruction, mode });
+      this.turns.push({ role: "assistant", text: "", mode, model, open: true, from: input.index });
+    }
+    const undo = () => {
+      this.turns.length = length;
+      Object.assign(last, before);
+    };
+    this.#read((options) => stream(URL_OF_STREAMS, branch(URL_OF_STREAMS, { id, token }, input, options)), model, "auto", note, undo);
   }
 
   /** End the generation for all readers, and show what there is. */
@@ -276,8 +296,9 @@ class Conversation extends EventTarget {
     this.#read((options) => resume(URL_OF_STREAMS, options), last.model, "auto", "picked up after a reload");
   }
 
-  /** Read an answer. If it is refused, the message is again what it was `before`. */
-  #read(open, model, transport, note, before) {
+  /** Read an answer. If it is refused, `undo` restores the messages as they were. */
+  #read(open, model, transport, note, undo) {
+    this.#save();
     this.error = null;
     this.#lengths = [];
     this.pace.resume();
@@ -300,10 +321,10 @@ class Conversation extends EventTarget {
     }
     this.#stream = made;
     this.#tell(note || "sent");
-    this.#followed = this.#follow(made, wire, model, before);
+    this.#followed = this.#follow(made, wire, model, undo);
   }
 
-  async #follow(made, wire, model, before) {
+  async #follow(made, wire, model, undo) {
     const transcript = new Transcript();
     const turn = this.turns.at(-1);
     try {
@@ -317,7 +338,7 @@ class Conversation extends EventTarget {
         } catch (error) {
           this.#fail(error);
           if (!error.retryable) {
-            if (before && !wire.frames) Object.assign(turn, before);
+            if (undo && !wire.frames) undo();
             this.pace.release();
             break;
           }
@@ -349,7 +370,7 @@ class Conversation extends EventTarget {
 
   #take(frame, made, wire, model, transcript, turn) {
     const at = performance.now() - wire.beganAt;
-    transcript.add(frame);
+    if (frame.index >= (turn.from ?? 0)) transcript.add(frame); // those before are the text of another message
     wire.id = turn.id = made.id;
     turn.token = made.token;
     wire.frames += 1;
@@ -444,13 +465,6 @@ class Conversation extends EventTarget {
       this.#drawn = 0;
       this.dispatchEvent(new Event("change"));
     });
-    if (this.busy && this.turns.at(-1)?.open) this.#saveOnce();
-  }
-
-  #saveOnce() {
-    if (this.savedTurns === this.turns.length) return;
-    this.savedTurns = this.turns.length;
-    this.#save();
   }
 }
 

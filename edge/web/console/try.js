@@ -228,9 +228,10 @@ function Change({ chat }) {
     <div class="fields">
       <label class="wide">Text to go on with<input value=${text} maxlength="2000" placeholder=" But then" onInput=${({ target }) => setText(target.value)} onKeyDown=${typed} /></label>
       <button type="button" disabled=${!chat.busy || !text || isActing} onClick=${act(() => chat.steer(text))}>Steer</button>
-      <button type="button" disabled=${index === null || isActing} onClick=${act(() => chat.branch(text))}>Branch here</button>
+      <button type="button" disabled=${index === null || isActing} onClick=${act(() => chat.branch(text ? { text } : {}))}>Branch here</button>
+      <button type="button" disabled=${!chat.canInstruct || !text || isActing} onClick=${act(() => chat.branch({ instruction: text }))}>Ask here</button>
     </div>
-    <p class="note">Steer inserts the text into the answer that runs. A branch is another answer that shares ${index === null ? "what is shown" : `the ${count(index)} frames that are shown`}.</p>
+    <p class="note">Steer inserts the text into the answer that runs. A branch is another answer that shares ${index === null ? "what is shown" : `the ${count(index)} frames that are shown`}. Ask here ends the answer there, and the text is your next message.</p>
     ${error && html`<${Fault} error=${error} />`}
   </details>`;
 }
