@@ -74,7 +74,9 @@ class ChatSubscription:
         # reader's request.
         self._begun: tuple[Fields, Reader, Opened | TailraceError] | None = None
         self._turns: asyncio.Queue[Fields] = asyncio.Queue(MAX_QUEUED_TURNS)
-        self._pieces: asyncio.Queue[bytes] = asyncio.Queue(MAX_QUEUED_PIECES)
+        self._pieces: list[bytes] = []
+        self._news = asyncio.Event()  # a piece was added, or a task has ended
+        self._room = asyncio.Event()  # pieces were taken
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:
@@ -109,33 +111,47 @@ class ChatSubscription:
     async def body(self) -> AsyncGenerator[bytes, None]:
         """Yield the encoded events, and keepalives, until the origin has forgotten the chat."""
         yield self._encoder.begin()
-        self._tasks = [asyncio.create_task(work) for work in (self._listen(), self._show())]
-        piece = asyncio.ensure_future(self._pieces.get())
+        for work in (self._listen(), self._show()):
+            task = asyncio.create_task(work)
+            task.add_done_callback(lambda _: self._news.set())
+            self._tasks.append(task)
+        while True:
+            if self._pieces:
+                pieces = b"".join(self._pieces)
+                self._pieces.clear()
+                self._room.set()
+                yield pieces
+            elif ended := [task for task in self._tasks if task.done()]:
+                ended[0].result()  # raises the error of a task that failed
+                return
+            elif not await self._has_news():
+                yield self._encoder.ping
+
+    async def _has_news(self) -> bool:
+        """Wait for a piece or the end of a task; return False if neither comes for some time."""
+        self._news.clear()
         try:
-            while True:
-                await asyncio.wait(
-                    [piece, *self._tasks],
-                    timeout=KEEPALIVE_INTERVAL_S,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-                if piece.done():
-                    yield piece.result()
-                    piece = asyncio.ensure_future(self._pieces.get())
-                elif ended := [task for task in self._tasks if task.done()]:
-                    ended[0].result()  # raises the error of a task that failed
-                    return
-                else:
-                    yield self._encoder.ping
-        finally:
-            piece.cancel()
+            async with asyncio.timeout(KEEPALIVE_INTERVAL_S):
+                await self._news.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _put(self, piece: bytes) -> None:
+        """Give `body` an encoded piece, when there is room for it."""
+        while len(self._pieces) >= MAX_QUEUED_PIECES:
+            self._room.clear()
+            await self._room.wait()
+        self._pieces.append(piece)
+        self._news.set()
 
     async def _listen(self) -> None:
         """Read the lines of the chat until the origin has forgotten the chat."""
         async for line in self._lines:
             if "readers" in line:
-                await self._pieces.put(self._encoder.readers(line["readers"]))
+                await self._put(self._encoder.readers(line["readers"]))
             elif self._wish.turns_only:
-                await self._pieces.put(self._encoder.turn(line))
+                await self._put(self._encoder.turn(line))
             else:
                 await self._turns.put(line)
 
@@ -148,7 +164,7 @@ class ChatSubscription:
             self._begun = None
         while True:
             turn = await self._turns.get()
-            await self._pieces.put(self._encoder.turn(turn))
+            await self._put(self._encoder.turn(turn))
             with Reader(self._link) as reader:
                 opened = await self._open_stream(reader, turn, None)
                 await self._show_stream(turn["turn"], reader, opened)
@@ -180,7 +196,7 @@ class ChatSubscription:
 
     async def _show_stream(self, turn: int, reader: Reader, opened: Opened | TailraceError) -> None:
         if isinstance(opened, TailraceError):
-            await self._pieces.put(self._encoder.error(turn, opened))
+            await self._put(self._encoder.error(turn, opened))
             return
         encoder: Encoder = self._encoder.frames_of(turn)
         if self._wish.snapshot:
@@ -192,11 +208,11 @@ class ChatSubscription:
             tag = tag_of(frames[-1])
             error = _error(frames.pop()) if tag == StreamError.tag else None
             if frames and (piece := encoder.frames(frames)):
-                await self._pieces.put(piece)
+                await self._put(piece)
             if error is not None and error.retryable:
                 raise error
             if error is not None:
-                await self._pieces.put(self._encoder.error(turn, error))
+                await self._put(self._encoder.error(turn, error))
 
 
 def _error(raw: bytes) -> TailraceError:
