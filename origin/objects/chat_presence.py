@@ -12,6 +12,10 @@ from tailrace.ledger.errors import TailraceError
 from tailrace.ledger.interface import NO_READERS, SharedPresence
 from tailrace.origin.core.chat_presence import ChatPresence, Round
 
+REPORT_INTERVAL_S = 1.0
+"""Minimum seconds between two reports of the number of followers to the same follower. Without it,
+a thousand followers that come at once would cause a million reports."""
+
 log = structlog.get_logger("objects")
 
 
@@ -26,6 +30,7 @@ class Presence:
         self._core = ChatPresence(shared=shared is not None)
         self._shared = shared
         self._followers: dict[bytes, dict[Callable[[], None], None]] = {}
+        self._told = set[bytes]()  # chats whose followers were told in the last REPORT_INTERVAL_S
         self._due = asyncio.Event()
         if shared is not None:
             shared.watch(self._noticed)
@@ -36,7 +41,10 @@ class Presence:
         return self._core.total
 
     def join(self, chat: bytes, changed: Callable[[], None]) -> None:
-        """Count a follower, until it leaves; `changed` is called when the number has changed."""
+        """Count a follower, until it leaves.
+
+        `changed` is called when the number has changed, at most once in REPORT_INTERVAL_S.
+        """
         self._followers.setdefault(chat, {})[changed] = None
         self._core.join(chat)
         self._tell(chat)
@@ -61,9 +69,20 @@ class Presence:
         return self._core.here(chat) + others
 
     def _tell(self, chat: bytes) -> None:
-        for changed in self._followers.get(chat, ()):
-            changed()
+        """Tell the followers of a chat that its number has changed, soon if not at once."""
         self._due.set()
+        if chat in self._told or chat not in self._followers:
+            return
+        self._told.add(chat)
+        told = self._core.count(chat)
+        for changed in self._followers[chat]:
+            changed()
+        asyncio.get_running_loop().call_later(REPORT_INTERVAL_S, self._tell_again, chat, told)
+
+    def _tell_again(self, chat: bytes, told: int | None) -> None:
+        self._told.discard(chat)
+        if self._core.count(chat) != told:
+            self._tell(chat)
 
     def _noticed(self, chats: Sequence[bytes] | None) -> None:
         self._core.noticed(chats)

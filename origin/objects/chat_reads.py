@@ -18,7 +18,7 @@ from tailrace.ledger.interface import Ledger
 from tailrace.ledger.objects.object import ObjectRequest, ObjectResponse, ReadContext
 from tailrace.ledger.wire.bare import U64_MAX
 from tailrace.origin.admin.query import Query
-from tailrace.origin.objects.chat_presence import Presence
+from tailrace.origin.objects.chat_presence import REPORT_INTERVAL_S, Presence
 from tailrace.origin.streams.config import StreamConfig
 from tailrace.origin.streams.protocol import CONTENT_TYPE, NO_STORE
 from tailrace.origin.streams.state import CONFIG
@@ -27,11 +27,8 @@ MAX_LISTED_TURNS = 100
 """Maximum number of turns in one document."""
 MAX_READ_TURNS = 256
 """Maximum number of turns that are read at once for a reader that follows the chat."""
-REPORT_INTERVAL_S = 1.0
-"""Minimum seconds between two reports of the number of readers to the same reader. Without it, a
-thousand readers that come at once would cause a million reports."""
 CHECK_INTERVAL_S = 15.0
-"""Seconds without a new turn after which a following reader checks if the chat still exists."""
+"""Seconds after which a following reader checks if the chat still exists."""
 LINES_TYPE = "application/x-ndjson"
 GONE = "gone"
 """The state of a turn whose stream was deleted or has expired."""
@@ -146,24 +143,30 @@ async def follow(
         return
     presence.join(stream, woken.set)
     try:
-        while True:
+        tail, check_at = ledger.tail(stream), clock() + CHECK_INTERVAL_S
+        while not tail.gone:
             woken.clear()
             lines = list[bytes]()
-            last = (await ledger.info(stream)).next_index
+            if clock() >= check_at:
+                await ledger.info(stream)
+                check_at = clock() + CHECK_INTERVAL_S
+            # The tail is in memory. A shared ledger would query its database for `info`, and many
+            # readers are woken at the same time.
+            last = tail.released
             if first < last:
                 lines += await _records(ledger, stream, first, last)
                 first += len(lines)
-            wait_s, readers = CHECK_INTERVAL_S, presence.count(stream)
+            wake_at, readers = check_at, presence.count(stream)
             if readers is not None and readers != reported:
-                wait_s = report_at - clock()
-                if wait_s <= 0 and first == last:
+                wake_at = min(check_at, report_at)
+                if clock() >= report_at and first == last:
                     lines.append(b'{"readers":%d}' % readers)
                     reported, report_at = readers, clock() + REPORT_INTERVAL_S
             if lines:
                 yield b"".join(line + b"\n" for line in lines)
                 continue
             with suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
+                async with asyncio.timeout_at(wake_at):
                     await woken.wait()
     except NotFound:
         return

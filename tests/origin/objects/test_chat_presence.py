@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 from structlog.testing import capture_logs
@@ -19,6 +21,31 @@ from tests.ledger.postgres_server import PostgresServer
 pytestmark = pytest.mark.anyio
 
 PATIENCE_S = 60.0
+
+
+async def test_many_followers_that_come_at_once_are_told_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tailrace.origin.objects.chat_presence.REPORT_INTERVAL_S", 0.05)
+    presence, told = Presence(None), Counter[int]()
+    last = asyncio.Event()
+
+    def hear(number: int) -> None:
+        told[number] += 1
+        if told.total() > 100:
+            last.set()
+
+    followers = [partial(hear, number) for number in range(100)]
+    for follower in followers:
+        presence.join(A, follower)
+    assert told == {0: 1}  # when it came; the others know the number as they come
+    assert presence.count(A) == 100
+    async with asyncio.timeout(PATIENCE_S):
+        await last.wait()
+    assert told == {number: 1 + (number == 0) for number in range(100)}
+    for follower in followers:
+        presence.leave(A, follower)
+    assert (presence.total, presence.count(A)) == (0, 0)
 
 
 class Follower:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tailrace.ledger.errors import BeyondEnd, CallerError, NotFound
-from tailrace.ledger.interface import ObjectKey
+from tailrace.ledger.interface import ObjectKey, StreamInfo
 from tailrace.ledger.objects.object import ObjectRequest
 from tailrace.ledger.sqlite.ledger import SqliteLedger
 from tailrace.origin.config import StreamsConfig
@@ -134,6 +134,34 @@ async def test_readers_are_told_how_many_they_are(house: House) -> None:
     assert await anext(one) == {"readers": 1}
     await one.aclose()
     assert (await house.get())["readers"] == 0
+
+
+async def test_a_follower_that_is_woken_does_not_look_the_chat_up(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a shared ledger that would be a query for each follower of a chat."""
+    await house.put(stream(0))
+    one = house.follow()
+    assert streams([await anext(one)]) == [stream(0)]
+    assert await anext(one) == {"readers": 1}
+    looked_up = list[bytes]()
+    info = house.ledger.info
+
+    async def counted(wanted: bytes) -> StreamInfo:
+        looked_up.append(wanted)
+        return await info(wanted)
+
+    monkeypatch.setattr(house.ledger, "info", counted)
+    two = house.follow("tail=1")
+    assert streams([await anext(two)]) == [stream(0)]
+    begun = len(looked_up)  # by the second one, as it came
+    assert await anext(two) == {"readers": 2}
+    assert await anext(one) == {"readers": 2}
+    await house.put(stream(1))
+    for reading in (one, two):
+        assert streams([await anext(reading)]) == [stream(1)]
+        await reading.aclose()
+    assert len(looked_up) == begun == 2
 
 
 async def test_a_chat_outlives_its_origin(tmp_path: Path) -> None:
