@@ -120,7 +120,7 @@ bench-scheduler: $(DEV) ## simulate the scheduler under a mix of arrivals: what 
 bench-warm: $(DEV) ## put generated arrivals through the keep-alive policies, beside the optimum
 	@$(BIN)/python tests/bench/bench_warm.py $(ARGS)
 
-bench-readers: $(DEV) ## time a reader that comes late: a replay of 50,000 tokens, and a snapshot in one frame; the usage of 10,000 streams under kills; 2,000 readers of one stream
+bench-readers: $(DEV) ## time a reader that comes late: a replay of 50,000 tokens, and a snapshot in one frame; the usage of 10,000 streams under kills; 2,000 readers of one stream, and of one chat
 	@$(BIN)/python tests/bench/bench_readers.py $(ARGS)
 
 soak: $(DEV) ## half an hour of mixed load on one origin, and its chart

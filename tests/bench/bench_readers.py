@@ -25,7 +25,15 @@ is the processor time of edge and origin together for each frame of each reader,
 `--before`, another checkout with tests/bench/edge copied into it is measured in turn, and
 `readers_2000_cpu_ratio` is its time divided by ours.
 
-`--only` measures one part: `replay`, `usage` or `crowd`.
+Then 2,000 clients follow one chat (`crowd.measure_chat`). `chat_2000_cpu_us_per_frame` and
+`chat_2000_link_frames` are as above, for each frame of a turn and follower, and
+`chat_2000_link_bytes` is what a frame takes on the link for all followers together.
+`chat_2000_turn_cpu_us` and `chat_2000_turn_link_bytes` are what a turn of one word takes per
+follower, `chat_2000_turn_ms` is the time until the last follower has its end, and
+`chat_2000_join_cpu_us` is the processor time of a follower that comes while the others do.
+`chat_2000_edge_kib` and `chat_2000_origin_kib` are the memory of a follower that waits, in KiB.
+
+`--only` measures one part: `replay`, `usage`, `crowd` or `chat`.
 
 It ends with one line of JSON; times in ms, sizes in bytes of the body, `usage_error_tokens` in
 tokens.
@@ -278,7 +286,31 @@ async def follow(options: argparse.Namespace, folder: Path) -> dict[str, object]
     return figures
 
 
-PARTS = {"replay": measure, "usage": count, "crowd": follow}
+async def follow_chat(options: argparse.Namespace, folder: Path) -> dict[str, object]:
+    """Let many clients follow one chat, and return what a frame, a turn and a follower cost."""
+    rounds = []
+    for nth in range(options.crowd_rounds):
+        data = folder / f"chat-{nth}"
+        data.mkdir()
+        rounds.append(await crowd.measure_chat(data, options.readers, options.seconds))
+    found = {key: statistics.median(each[key] for each in rounds) for key in rounds[0]}
+    name = f"chat_{options.readers}"
+    return {
+        f"{name}_cpu_us_per_frame": round(found["cpu_us"], 2),
+        f"{name}_origin_cpu_us_per_frame": round(found["origin_cpu_us"], 2),
+        f"{name}_link_frames": round(found["link_frames"], 2),
+        f"{name}_link_bytes": round(found["link_bytes"], 1),
+        f"{name}_join_cpu_us": round(found["join_cpu_us"], 1),
+        f"{name}_turn_cpu_us": round(found["turn_cpu_us"], 1),
+        f"{name}_turn_origin_cpu_us": round(found["turn_origin_cpu_us"], 1),
+        f"{name}_turn_link_bytes": round(found["turn_link_bytes"], 1),
+        f"{name}_turn_ms": round(found["turn_ms"], 1),
+        f"{name}_edge_kib": round(found["edge_kib"], 1),
+        f"{name}_origin_kib": round(found["origin_kib"], 1),
+    }
+
+
+PARTS = {"replay": measure, "usage": count, "crowd": follow, "chat": follow_chat}
 
 
 def main() -> None:
@@ -287,7 +319,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=50_000, help="length of the stream")
     parser.add_argument("--rounds", type=int, default=5, help="how often each is read")
     parser.add_argument("--streams", type=int, default=10_000, help="streams that are counted")
-    parser.add_argument("--readers", type=int, default=2_000, help="readers of one stream")
+    parser.add_argument("--readers", type=int, default=2_000, help="readers of one stream or chat")
     parser.add_argument("--seconds", type=float, default=10.0, help="how long they are measured")
     parser.add_argument("--crowd-rounds", type=int, default=1, help="how often they are measured")
     parser.add_argument("--before", type=Path, help="another checkout that they also read from")
