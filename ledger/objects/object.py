@@ -100,7 +100,7 @@ class ObjectContext:
         self.random = instance.host.random
 
     async def block_concurrency_while(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Run `work` with the input gate closed to other events, even while it is in `outside`.
+        """Run `work`, and let no other event run before it ends, even while `work` is in `outside`.
 
         Use this for work that must finish before any other event begins, such as an initialisation
         that calls other objects. If `work` raises, the instance is discarded.
@@ -110,8 +110,8 @@ class ObjectContext:
     async def outside(self, waiting: Awaitable[T]) -> T:
         """Await something other than storage: a timer, a stream's next frame, another task.
 
-        Earlier changes are made durable first. Other events may hold the input gate in the
-        meantime; the result is returned when this event holds the gate again.
+        Earlier changes are made durable first. Other events of the object may run in the meantime.
+        The result is returned when it is this event's turn again.
         """
         return await self._instance.outside(waiting)
 
@@ -214,7 +214,7 @@ class ObjectLimits:
     idle_s: float = 60.0
     """Seconds without an event after which an instance is evicted."""
     waiting: int = 1_024
-    """Maximum events waiting at the input gate of one object; others get `Overloaded`."""
+    """Maximum events that wait to run in one object; further events get `Overloaded`."""
     block_s: float = 30.0
     """Timeout of `block_concurrency_while` in seconds, as in Durable Objects."""
     close_s: float = 5.0

@@ -246,7 +246,7 @@ class ObjectStorage:
         return self._output.forming
 
     async def sync(self) -> None:
-        """Wait until all buffered changes are durable. The input gate stays closed."""
+        """Wait until all buffered changes are durable. No other event runs in the meantime."""
         self._check()
         if self._transaction is not None:
             raise RuntimeError("sync() inside a transaction would wait for the transaction itself")

@@ -91,7 +91,7 @@ class StoredStream:
                 self.tip, self.seq, self.use, self.producers = before
 
     def append(self, messages: Sequence[bytes], *, closes: bool) -> None:
-        """Append whole messages and, if it closes the stream, the end."""
+        """Append whole messages and, if `closes` is True, the stream's end."""
         own = self.tip.index - self.config.base
         records = chunks(messages, own)
         count = len(records)

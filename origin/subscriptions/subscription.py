@@ -102,7 +102,7 @@ class Interest:
 
 
 class Directory:
-    """Interests by subscription, and indexed by the first segment of the streams' names."""
+    """The interests of all subscriptions, indexed by the first segment of the streams' names."""
 
     def __init__(self) -> None:
         self._entries: dict[str, tuple[bytes, Interest]] = {}

@@ -356,7 +356,7 @@ def _burstgpt(path: Path, speeds: TokenSpeeds, seed: int) -> Iterator[Request]:
         at = row.number_of("Timestamp", "seconds")
         tokens = [row.whole(name, "tokens") for name in columns[2:4]]
         if row.whole("Total tokens", "tokens") != sum(tokens):
-            raise row.wrong("Total tokens", "is not Request tokens plus Response tokens")
+            raise row.wrong("Total tokens", "is not the sum of Request tokens and Response tokens")
         took = speeds.seconds(*tokens)
         if row.values.get("Elapsed time"):
             took = row.number_of("Elapsed time", "seconds")
