@@ -146,7 +146,7 @@ def compile_ahead(
     progress: Callable[[int, int], None],
     jobs: int | None = None,
 ) -> int:
-    """Compile those of `wanted` that Triton's cache lacks, and return how many it lacked.
+    """Compile the kernels that Triton's cache lacks, and return their number.
 
     If the cache lacks any, `progress(done, total)` is called before the first compilation and after
     each one. Raises ProcessError with the compiler's last lines of output.

@@ -29,7 +29,7 @@ line of data can begin like this."""
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The last event that a reader has: that of a frame, or of a turn itself if `index` is None."""
+    """The last event that a client has: frame `index` of a turn, or without it the turn itself."""
 
     turn: int
     index: int | None = None

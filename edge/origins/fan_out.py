@@ -315,7 +315,7 @@ class FanOut:
         return finished
 
     def _place(self, shared: SharedStream, route: Route) -> None:
-        """Let a reader join the shared subscription, or make the reader's own the shared one."""
+        """Let a reader join the shared subscription, or share the reader's own subscription."""
         if not has_credit(route):
             return
         if shared.covers(route):

@@ -16,8 +16,8 @@ NUMBER_BYTES = 2
 """Bytes of the packet number in a packet's header, as aioquic sends it."""
 PING_FRAME, PADDING_FRAME = b"\1", b"\0"
 STREAM_FRAME = 0x0E
-"""Type of a STREAM frame with an offset and a length (RFC 9000, 19.8). Plus 1 (FIN), the frame ends
-the stream."""
+"""Type of a STREAM frame with an offset and a length (RFC 9000, 19.8). With its lowest bit
+set (FIN), the frame ends the stream."""
 MAX_SHORT_OFFSET = 1 << 29
 """Offset in a stream from which on `put` encodes all offsets in 8 bytes. Offsets below 1 << 30 fit
 into 4 bytes, and the data of one call is far smaller than the difference."""

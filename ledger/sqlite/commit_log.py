@@ -41,9 +41,9 @@ SEGMENT_COMMITS = 64
 Each commit stores its share of the due tails, so that those of short streams cannot pile up.
 """
 MAX_DUE_FOR_AGE = 4 * SEGMENT_COMMITS
-"""Number of due tails from which on tails become due only at twice the age MAX_TAIL_BATCHES.
+"""Maximum number of due tails for which MAX_TAIL_BATCHES alone makes further tails due.
 
-The limit keeps commits short.
+If more tails are due, a tail becomes due at twice that age, so that commits stay short.
 """
 
 PRUNE_ROWS = 64

@@ -68,7 +68,8 @@ _PLACE = struct.Struct("<QQ")  # `first` and `length` of a segment's row
 _HEAD = struct.Struct("<IBIB")  # the header, the tag, the corr and the length of the text
 _HEAD_SIZE = VERSION_BITS + _HEAD.size - HEADER_BYTES
 _NO_EXTRAS = _U32.pack(0)
-# Two tables by seven bits of a varint: the byte for them if it is the last byte, and if it is not.
+# Two tables from seven bits of a varint to the byte that encodes them: as its last byte, and as
+# another byte.
 _LAST = [bytes((low,)) for low in range(128)]
 _NOT_LAST = [bytes((low | 128,)) for low in range(128)]
 

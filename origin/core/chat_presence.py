@@ -91,7 +91,7 @@ class ChatPresence:
     # ---- rounds ----
 
     def noticed(self, chats: Iterable[bytes] | None) -> None:
-        """Note that other origins have published counts; None if it may be those of any chat."""
+        """Note that other origins have published counts of these chats; None stands for all."""
         changed = self._here if chats is None else [chat for chat in chats if chat in self._here]
         self._unread |= dict.fromkeys(changed)
 

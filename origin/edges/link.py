@@ -337,7 +337,7 @@ class EdgeLink(asyncio.Protocol):
             self._begin_service(self._hello)
 
     def _greet_origin(self) -> None:
-        """Challenge a peer, whose Hello is that of an origin, to prove that it is one."""
+        """Challenge a peer to prove that it is an origin, as it has said in its Hello."""
         secrets = self._service.keys.peer_secrets(self._secret)
         self._handshake = Handshake(Side.ORIGIN, *secrets, shared=PEER)
         self._splitter.tags, self._codec = ASKING, PEER_CODEC

@@ -56,7 +56,7 @@ class AskingStage(Stage[O_co]):
         """The ends of the inner streams, which have their numbers of tokens."""
 
     def close(self, has_ended: bool) -> None:
-        """Cancel the inner stream if that of the pipeline has ended before it."""
+        """Cancel the inner stream if the stream of the pipeline has ended."""
         if has_ended and self._stream is not None and self.context.origin is not None:
             self.context.origin.cancel(self._stream, caller_of(self.context.recipe.tenant))
 

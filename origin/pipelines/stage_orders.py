@@ -51,7 +51,10 @@ Order = Begin | Process | Forget
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The items of a stage for one order, what it holds back now, or why it failed."""
+    """The reply to an order: the items that a stage gave, and those that it holds back.
+
+    If the stage has failed, `failure` says why.
+    """
 
     items: tuple[Item, ...] = ()
     held: tuple[Item, ...] = ()

@@ -55,7 +55,7 @@ class Event(Enum):
 
 NEXT = {
     (Phase.IDLE, Event.BEGUN): Phase.MOVING,
-    (Phase.FINISHING, Event.BEGUN): Phase.MOVING,  # it also moves the pages of the last one
+    (Phase.FINISHING, Event.BEGUN): Phase.MOVING,  # the new checkpoint moves the rest, too
     (Phase.MOVING, Event.NEARLY_MOVED): Phase.FINISHING,
     (Phase.MOVING, Event.STOPPED): Phase.IDLE,
     (Phase.FINISHING, Event.FINISHED): Phase.IDLE,
