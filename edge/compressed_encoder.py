@@ -8,12 +8,14 @@ that still sends older events needs a compressor and its memory.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from weakref import WeakSet
 
 import zstandard
 from starlette.responses import Response
 
 from tailrace.edge.generate.encoders import Encoder
+from tailrace.edge.origins.origin_pool import OriginPool
 from tailrace.ledger.errors import TailraceError
 from tailrace.ledger.frame import CLOSING, LOGGED, TAG_OFFSET, Opened, index_of
 
@@ -112,6 +114,10 @@ class CompressedEncoder(Encoder):
     def keepalive(self) -> bytes:
         """Return the keepalive of the inner encoder, as a block."""
         return self.blocks(self._inner.keepalive())
+
+    def before_end(self, link: OriginPool) -> Awaitable[None] | None:
+        """Return what the inner encoder waits for."""
+        return self._inner.before_end(link)
 
     def blocks(self, data: bytes) -> bytes:
         """Return whole zstd blocks with this data, so that a client can decompress it at once."""

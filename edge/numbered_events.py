@@ -105,6 +105,8 @@ async def _replayed(
                 raise to_error(frame)
             assert isinstance(frame, Logged), frame
             next_index, ended = frame.index + 1, isinstance(frame, StreamEnd)
+            if ended and (work := encoder.before_end(reader.link)) is not None:
+                await work
             told.append(encoder.frames([raw]))
     if after > encoder.last:
         raise BeyondEnd(

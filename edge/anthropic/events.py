@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from typing import Any
 
 from pydantic_core import from_json
 from starlette.responses import Response
 
 from tailrace.edge.answer_parts import Change, Part, PartKind, PartTracker
+from tailrace.edge.anthropic.cached_tokens import cached_tokens
 from tailrace.edge.anthropic.request import Thinking, read_note
 from tailrace.edge.errors import messages_error, messages_error_fields
 from tailrace.edge.numbered_encoder import Fields, NumberedEncoder
 from tailrace.edge.openai.chunks import end_error
 from tailrace.edge.openai.request import compact
+from tailrace.edge.origins.origin_pool import OriginPool
 from tailrace.ledger.errors import TailraceError
 from tailrace.ledger.frame import (
+    Caller,
     FinishReason,
     Frame,
     Logged,
@@ -213,6 +216,7 @@ class StreamedMessage:
 
     Attributes:
         end: The end of the stream, or None until then.
+        cached_tokens: Number of the prompt's tokens that came from a KV cache; set before the end.
     """
 
     def __init__(self, opened: Opened) -> None:
@@ -225,6 +229,7 @@ class StreamedMessage:
         self._of: dict[Part, Block] = {}  # the blocks of the parts that may grow
         self._calls: list[ToolUseBlock] = []  # open calls; only the first has started
         self.end: StreamEnd | None = None
+        self.cached_tokens = 0
 
     def begin(self) -> list[Fields]:
         """Return the event that precedes the events of all frames."""
@@ -360,13 +365,15 @@ class StreamedMessage:
         return {"stop_reason": reason, "stop_sequence": sequence, "stop_details": details}
 
     def _usage(self) -> Fields:
-        """Return the token counts. Cached tokens are not counted separately."""
+        """Return the token counts. As in the API, `input_tokens` does not include cached tokens."""
         end = self.end
+        prompt = self._prompt_tokens if end is None else end.prompt_tokens
+        cached = min(self.cached_tokens, prompt)
         return {
-            "input_tokens": self._prompt_tokens if end is None else end.prompt_tokens,
+            "input_tokens": prompt - cached,
             "output_tokens": 0 if end is None else end.total_tokens,
             "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": 0,
+            "cache_read_input_tokens": cached,
         }
 
 
@@ -382,13 +389,20 @@ class MessageEvents(NumberedEncoder[TextBlock]):
 
     Attributes:
         request: The id of the HTTP request, which the response to a refused request contains.
+        caller: The client, if the edge knows it.
     """
 
     def __init__(
-        self, request: str, after: int | None = None, *, ends_by_204: bool = False
+        self,
+        request: str,
+        after: int | None = None,
+        caller: Caller | None = None,
+        *,
+        ends_by_204: bool = False,
     ) -> None:
         super().__init__(after)
         self.request = request
+        self.caller = caller
         self.ends_by_204 = ends_by_204
 
     def refusal(self, error: TailraceError) -> Response:
@@ -397,8 +411,16 @@ class MessageEvents(NumberedEncoder[TextBlock]):
     def keepalive(self) -> bytes:
         return PING
 
+    def before_end(self, link: OriginPool) -> Awaitable[None]:
+        return self._count_cached(link)
+
+    async def _count_cached(self, link: OriginPool) -> None:
+        message, opened = self._message
+        message.cached_tokens = await cached_tokens(link, opened, self.caller)
+
     def _begun(self, opened: Opened) -> StreamedMessage:
-        return StreamedMessage(opened)
+        self._message = StreamedMessage(opened), opened
+        return self._message[0]
 
     def _event(self, fields: Fields, number: int) -> bytes:
         return event(fields, number)

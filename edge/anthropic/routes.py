@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tailrace.edge.access.middleware import caller_of
+from tailrace.edge.anthropic.cached_tokens import cached_tokens
 from tailrace.edge.anthropic.events import PREFIX, MessageEvents, StreamedMessage
 from tailrace.edge.anthropic.request import COUNT_DEFAULTS, parse_body
 from tailrace.edge.errors import MESSAGES_PATH, messages_error
@@ -27,7 +28,7 @@ from tailrace.edge.starlette_helpers import link_of, unless_disconnected
 from tailrace.edge.stream_answer import StreamAnswer
 from tailrace.edge.telemetry.request_metrics import request_id
 from tailrace.ledger.errors import CallerError, NotFound, TailraceError
-from tailrace.ledger.frame import LINK_CODEC, Call, Cancel, FinishReason, Opened, Resume
+from tailrace.ledger.frame import LINK_CODEC, Call, Cancel, FinishReason, Open, Opened, Resume
 from tailrace.ledger.links.token_count import TOKEN_COUNT
 
 VERSION_HEADER = "anthropic-version"
@@ -51,12 +52,10 @@ async def create(request: Request) -> Response:
     wanted = parsed.to_stream(request.headers.get("Idempotency-Key"), caller_of(request))
     headers |= _request_header()
     if parsed.stream:
-        return StreamAnswer(wanted, MessageEvents(request_id()), headers)
-    with Reader(link_of(request)) as reader:
-        opened = await unless_disconnected(request, reader.open(wanted))
-        message = StreamedMessage(opened)
-        await unless_disconnected(request, read_frames(reader, message.add))
-        return _document(opened, message, headers, keeps_cancelled=False)
+        encoder = MessageEvents(request_id(), caller=wanted.caller)
+        return StreamAnswer(wanted, encoder, headers)
+    opened, message = await _read(request, wanted)
+    return _document(opened, message, headers, keeps_cancelled=False)
 
 
 async def retrieve(request: Request) -> Response:
@@ -69,7 +68,7 @@ async def retrieve(request: Request) -> Response:
     # A client that has all events gets a 204 only if it is an EventSource, which sends this header:
     # a 204 keeps it from reconnecting, but is an error to Anthropic's npm SDK.
     by_header = "Last-Event-ID" in request.headers
-    encoder = MessageEvents(request_id(), after, ends_by_204=by_header)
+    encoder = MessageEvents(request_id(), after, asked.caller, ends_by_204=by_header)
     if after is None:
         return StreamAnswer(replace(asked, token=token), encoder, _request_header())
     return await resumed(request, replace(asked, token=token), encoder, after, _request_header())
@@ -175,11 +174,20 @@ def _request_header() -> dict[str, str]:
 
 async def _so_far(request: Request, asked: Resume) -> Response:
     """Return a document with the message so far."""
+    opened, message = await _read(request, replace(asked, follow=False))
+    return _document(opened, message, _request_header(), keeps_cancelled=True)
+
+
+async def _read(request: Request, wanted: Open | Resume) -> tuple[Opened, StreamedMessage]:
+    """Return a message as far as a request's stream has got, or to its end."""
     with Reader(link_of(request)) as reader:
-        opened = await unless_disconnected(request, reader.open(replace(asked, follow=False)))
+        opened = await unless_disconnected(request, reader.open(wanted))
         message = StreamedMessage(opened)
         await unless_disconnected(request, read_frames(reader, message.add))
-        return _document(opened, message, _request_header(), keeps_cancelled=True)
+        if message.end is not None:
+            count = cached_tokens(reader.link, opened, wanted.caller)
+            message.cached_tokens = await unless_disconnected(request, count)
+        return opened, message
 
 
 def _document(

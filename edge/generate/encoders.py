@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from random import Random, SystemRandom
 from types import MappingProxyType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from starlette.responses import Response
 
@@ -22,6 +22,9 @@ from tailrace.ledger.frame import (
     Sibling,
     encode,
 )
+
+if TYPE_CHECKING:
+    from tailrace.edge.origins.origin_pool import OriginPool
 
 KEEPALIVE_INTERVAL_S = 4.0
 """Time without a frame after which the edge writes a keepalive into the body, in seconds. Clients
@@ -82,6 +85,10 @@ class Encoder(Protocol):
     def keepalive(self) -> bytes:
         """Return a keepalive: bytes that carry no frame of the stream."""
         return PING
+
+    def before_end(self, link: OriginPool) -> Awaitable[None] | None:
+        """Return what must have completed before the StreamEnd is encoded; None for nothing."""
+        return None
 
 
 class NativeEncoder(Encoder):

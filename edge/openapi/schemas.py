@@ -547,7 +547,9 @@ def _messages() -> Schemas:
     usage = {
         **dict.fromkeys(("input_tokens", "output_tokens"), COUNT),
         "cache_creation_input_tokens": described("Not counted: always 0.", COUNT),
-        "cache_read_input_tokens": described("Not counted: always 0.", COUNT),
+        "cache_read_input_tokens": described(
+            "Tokens of the prompt that came from a KV cache, at the end.", COUNT
+        ),
     }
     reasons = {"enum": [*STOP_REASON.values(), STOP_SEQUENCE, MESSAGE_CANCELLED, None]}
     message = {

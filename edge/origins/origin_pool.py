@@ -39,6 +39,7 @@ from tailrace.ledger.frame import (
     encode,
     error_frame,
 )
+from tailrace.ledger.links.cached_tokens import CACHED_TOKENS
 from tailrace.ledger.links.token_count import TOKEN_COUNT
 from tailrace.ledger.links.transport import Credentials, LinkAddress
 from tailrace.ledger.process.tasks import background
@@ -334,6 +335,8 @@ def needs_of(request: Frame) -> Needs:
             return Needs(request.stream)
         case Call() if request.object == TOKEN_COUNT:
             return Needs(model=request.name, spreads=True)
+        case Call() if request.object == CACHED_TOKENS:
+            return Needs(bytes.fromhex(request.name))
         case Call():
             return Needs(f"{request.object} {request.name}".encode(errors="replace"), named=True)
     return Needs()

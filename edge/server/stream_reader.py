@@ -8,6 +8,7 @@ costs only the frames that were in flight.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 
 from tailrace.edge.flush import FlushBatch
@@ -35,6 +36,7 @@ from tailrace.ledger.frame import (
     Resume,
     Splitter,
     Status,
+    StreamEnd,
     StreamError,
     Token,
     decode,
@@ -53,6 +55,7 @@ class StreamReader:
     __slots__ = (
         "_access",
         "_batch",
+        "_before_end",
         "_closed",
         "_deadline",
         "_deadlines",
@@ -130,6 +133,7 @@ class StreamReader:
         self._last_write_s = 0.0
         self._deadline = Deadline(deadlines, self._quiet)
         self._tip = Deadline(deadlines, self._waited_at_tip)
+        self._before_end: asyncio.Future[None] | None = None
 
     @property
     def protocol(self) -> str:
@@ -200,7 +204,7 @@ class StreamReader:
             return
         if not self._started:
             self._start()
-        if not self._started or self.is_closed:
+        if not self._started or self.is_closed or self._awaits_end():
             return
         # Write until writable_bytes() is below 1: only then is drained() called.
         while self._queue and (room := self._writer.writable_bytes()) > 0:
@@ -217,6 +221,26 @@ class StreamReader:
         self._fast_path = not self._stalled
         self._last_write_s = self._deadlines.clock_s()
         self._renew()
+
+    def _awaits_end(self) -> bool:
+        """Return True while the encoder waits for what it needs to encode the stream's end.
+
+        The frames before the end wait, too. `flush` is called again when the wait is over.
+        """
+        if not self._queue or tag_of(self._queue[-1]) != StreamEnd.tag:
+            return False
+        if self._before_end is None:
+            work = self._encoder.before_end(self._link)
+            if work is None:
+                return False
+            self._before_end = asyncio.ensure_future(work)
+            self._before_end.add_done_callback(self._end_is_ready)
+        return not self._before_end.done()
+
+    def _end_is_ready(self, _: asyncio.Future[None]) -> None:
+        if not self._closed:
+            self._batch.mark_dirty(self)
+            self._batch.flush()
 
     def _pass_on(self, raw: bytes) -> bool:
         """Write one token if nothing else has to be done, which is so for nearly all frames.
@@ -372,6 +396,8 @@ class StreamReader:
     def _close(self) -> None:
         self._deadline.end()
         self._tip.end()
+        if self._before_end is not None:
+            self._before_end.cancel()
         self._queue = []
         if not self._closed:
             self._closed, self._fast_path = True, False

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 
 from tailrace.ledger.branch import BranchPoint, check_point
+from tailrace.ledger.end_usage import usage_of
 from tailrace.ledger.errors import (
     BeyondEnd,
     CallerError,
@@ -44,6 +45,7 @@ from tailrace.ledger.frame import (
     StreamState,
 )
 from tailrace.ledger.interface import Append, Ledger, NewStream, ObjectKey, StreamInfo
+from tailrace.ledger.links.cached_tokens import CACHED_TOKENS
 from tailrace.ledger.links.hints import HINT, Hint
 from tailrace.ledger.links.own_usage import OWN_USAGE
 from tailrace.ledger.links.rights import OF_A_STREAM, Right
@@ -476,6 +478,18 @@ class Service:
         recipe = await self._admit(wanted, model)
         return ObjectResponse(200, body=str(len(recipe.prompt_ids)).encode())
 
+    async def _call_cached_tokens(self, call: Call, request: ObjectRequest) -> ObjectResponse:
+        """Return how many tokens of an ended stream's prompt came from a KV cache."""
+        _, wanted = LINK_CODEC.decode(call.body)
+        if not isinstance(wanted, Resume):
+            raise CallerError("the body is not a Resume frame", field="body")
+        info, _ = await self._allowed(replace(wanted, caller=call.caller), Right.READ)
+        if not info.ended:
+            raise Conflict("the stream has not ended", hint="read its StreamEnd first")
+        [end] = await self.ledger.read(info.stream, info.next_index - 1, 1)
+        usage = usage_of(info.stream, end)
+        return ObjectResponse(200, body=str(0 if usage is None else usage.cached_tokens).encode())
+
     async def _call_deployment(self, call: Call, request: ObjectRequest) -> ObjectResponse:
         _require_edge(call)
         return await self.objects.deploy(call.name, request)
@@ -643,6 +657,7 @@ _HANDLERS: dict[str, Callable[[Service, Call, ObjectRequest], Awaitable[ObjectRe
     OPERATOR: Service._call_operator,
     HINT: Service._call_hint,
     TOKEN_COUNT: Service._call_token_count,
+    CACHED_TOKENS: Service._call_cached_tokens,
     OWN_USAGE: Service._call_usage,
     DEPLOYMENT: Service._call_deployment,
 }

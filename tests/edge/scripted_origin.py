@@ -14,7 +14,9 @@ from tailrace.ledger.flow.backoff import Backoff
 from tailrace.ledger.flow.credit_window import Window
 from tailrace.ledger.frame import (
     SCHEMA_HASH,
+    Answer,
     Body,
+    BodyEnd,
     Call,
     Cancel,
     Credit,
@@ -39,6 +41,7 @@ from tailrace.ledger.frame import (
     encode,
     error_frame,
 )
+from tailrace.ledger.links.cached_tokens import CACHED_TOKENS
 
 STREAM = bytes(range(16))
 TOKEN = "v1.token"
@@ -67,6 +70,7 @@ class ScriptedOrigin:
         self.ledger = ""
         self.refusal: TailraceError | None = None  # answer to every Open and Resume
         self.answers: Sequence[Frame] = ()
+        self.cached_tokens: int | None = 0  # None if it does not know this Call
         self.bodies_sent = 0
         self.sent: dict[int, int] = {}  # the next index of each corr that has had frames
         self.received: list[Frame] = []
@@ -99,6 +103,10 @@ class ScriptedOrigin:
 
     def answers_to(self, call: Call) -> Sequence[Frame]:
         """Return what this Call gets."""
+        if call.object == CACHED_TOKENS:
+            if self.cached_tokens is None:
+                return (error_frame(NotFound("no objects of this class")),)
+            return Answer(200), Body(b"%d" % self.cached_tokens), BodyEnd()
         return self.answers
 
     def first_of(self, request: Open | Resume) -> int:

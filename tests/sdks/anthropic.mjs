@@ -29,6 +29,8 @@ async function cut(point) {
 function withoutId(event) {
   if (event.message) return { ...event, message: { ...event.message, id: "" } };
   if (event.delta?.type === "signature_delta") return { ...event, delta: {} };
+  // How much of a prompt is in the cache depends on the streams before it.
+  if (event.type === "message_delta") return { ...event, usage: {} };
   return event;
 }
 

@@ -107,7 +107,8 @@ def without_id(event: dict[str, Any]) -> dict[str, Any]:
         return event | {"message": event["message"] | {"id": ""}}
     if event.get("delta", {}).get("type") == "signature_delta":
         return event | {"delta": {}}
-    return event
+    # How much of a prompt is in the cache depends on the streams before it.
+    return event | {"usage": {}} if event["type"] == "message_delta" else event
 
 
 async def main() -> None:

@@ -80,6 +80,13 @@ async def adder(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[list[
         yield edges
 
 
+def prompt_tokens(usage: dict[str, Any]) -> int:
+    """Return the tokens of a prompt: those that were computed, and those from the cache."""
+    computed: int = usage["input_tokens"]
+    cached: int = usage["cache_read_input_tokens"]
+    return computed + cached
+
+
 def without_id(message: dict[str, Any]) -> dict[str, Any]:
     """Return a message without what differs from stream to stream, and from SDK to SDK."""
     content = [
@@ -106,7 +113,7 @@ async def test_a_text_is_the_same_whole_streamed_and_cut_off_after_any_event(
         assert (block["type"], block["text"]) == ("text", text)
         assert (message["stop_reason"], message["stop_sequence"]) == ("max_tokens", None)
         assert message["usage"]["output_tokens"] == TOKENS
-        assert message["usage"]["input_tokens"] == native.json()["prompt_tokens"]
+        assert prompt_tokens(message["usage"]) == native.json()["prompt_tokens"]
     assert told["counted"] == native.json()["prompt_tokens"]
     assert told["request_id"] is True
     names = ["NotFoundError", "BadRequestError", "BadRequestError", "BadRequestError"]
@@ -130,6 +137,20 @@ async def test_a_stop_sequence_that_ended_the_text_is_named_also_after_a_resume(
     for message in (told["final"], told["whole"], told["again"]):
         assert message["content"][0]["text"] == text[: text.index(stop)]
         assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", stop)
+
+
+async def test_a_prompt_that_was_computed_before_is_read_from_the_cache(
+    house: House, client: httpx.AsyncClient, sdk: Script
+) -> None:
+    words = " ".join(f"The {n}th fox ran over the hill." for n in range(12))
+    asked = ASKED | {"messages": [{"role": "user", "content": words}], "max_tokens": 4}
+    told = await sdk(*(each.url for each in house.edges), asked, FIXED)
+    whole, again = told["whole"]["usage"], told["again"]["usage"]
+    assert whole["cache_read_input_tokens"] > 0
+    assert again["cache_read_input_tokens"] > 0  # read by its id, at another edge
+    assert prompt_tokens(whole) == prompt_tokens(again) == told["counted"]
+    assert told["final"]["usage"] == again  # what the events add up to is the document
+    assert told["broken"] == []
 
 
 @pytest.mark.parametrize("thinks", [True, False])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -27,6 +28,7 @@ from tailrace.ledger.frame import (
     StreamEnd,
     Token,
 )
+from tailrace.ledger.links.cached_tokens import CACHED_TOKENS
 from tailrace.ledger.links.token_count import TOKEN_COUNT
 from tests.edge.scripted_origin import PROMPT_TOKENS, STREAM, ScriptedOrigin
 
@@ -96,6 +98,36 @@ async def test_a_message_is_the_same_however_it_is_read(client: httpx.AsyncClien
         assert read.text == streamed.text
     again = await client.get(f"{PATH}/{ID}?stream=false", headers={"Last-Event-ID": "1"})
     assert again.json() == made.json()
+
+
+async def test_cached_tokens_are_asked_for_when_a_message_ends(
+    client: httpx.AsyncClient, origin: ScriptedOrigin
+) -> None:
+    origin.cached_tokens = 2
+    usage = {"input_tokens": PROMPT_TOKENS - 2, "cache_read_input_tokens": 2}
+    whole = (await client.post(PATH, json=HELLO)).json()["usage"]
+    read = (await client.get(f"{PATH}/{ID}")).json()["usage"]
+    assert whole == read == whole | usage
+    streamed = (await client.post(PATH, json=HELLO | {"stream": True})).text
+    last = json.loads(cut(streamed)[-2].partition("data: ")[2])
+    assert last["usage"] == whole
+    for after in range(len(cut(streamed))):
+        resumed = await client.get(f"{PATH}/{ID}?starting_after={after}")
+        assert resumed.text == "".join(cut(streamed)[after + 1 :])
+    calls = [frame for frame in origin.received if isinstance(frame, Call)]
+    assert {(call.object, call.name) for call in calls} == {(CACHED_TOKENS, STREAM.hex())}
+    _, resume = LINK_CODEC.decode(calls[0].body)
+    assert resume == Resume(STREAM, token="v1.token")
+
+
+async def test_a_message_ends_although_no_origin_knows_its_cached_tokens(
+    client: httpx.AsyncClient, origin: ScriptedOrigin
+) -> None:
+    origin.cached_tokens = None
+    for stream in (False, True):
+        answer = await client.post(PATH, json=HELLO | {"stream": stream})
+        assert answer.status_code == 200
+        assert '"cache_read_input_tokens":0' in answer.text
 
 
 async def test_every_suffix_completes_its_prefix(client: httpx.AsyncClient) -> None:

@@ -26,18 +26,23 @@ from tailrace.ledger.frame import (
     Header,
     Hello,
     Open,
+    Resume,
     Status,
+    StreamEnd,
     StreamError,
     encode,
 )
 from tailrace.ledger.interface import ObjectKey
+from tailrace.ledger.links.cached_tokens import CACHED_TOKENS
 from tailrace.ledger.links.token_count import TOKEN_COUNT
 from tailrace.ledger.objects.object import ObjectRequest, ObjectResponse
 from tailrace.origin.edges.calls import MAX_PIECE_BYTES
 from tailrace.origin.streams.fork import TAKE
 from tailrace.origin.subscriptions.index import SIGN
 from tailrace.origin.subscriptions.request import INDEX_KEY
+from tailrace.origin.workers.worker_frame import TokenCounts
 from tests.origin.edges.test_link import Client, House, opened, serving
+from tests.origin.generations.test_usage import finish
 
 pytestmark = pytest.mark.anyio
 
@@ -370,6 +375,40 @@ async def test_a_status_is_not_an_answer(house: House) -> None:
     await house.slot.ordered.wait()
     await house.step(house.slot, house.slot.last[0], 0, None)
     assert any(isinstance(frame, Status) for frame in await frames(client, 2))
+
+
+# ---- the cached tokens of a stream that has ended ----
+
+
+def a_question(wanted: Frame, caller: Caller | None = None) -> Call:
+    body = LINK_CODEC.encode(wanted)
+    return Call(CACHED_TOKENS, "", "GET", "", body=body, credit=1, caller=caller)
+
+
+async def test_the_cached_tokens_of_a_prompt_are_told_when_its_stream_has_ended(
+    house: House,
+) -> None:
+    client = await house.greeted()
+    stream = await opened(client, 1)
+    client.send(a_question(Resume(stream.stream)), 2)
+    [error] = await frames(client, 1)
+    assert isinstance(error, StreamError) and error.code == "conflict"
+    await finish(house, house.slot, house.slot.last[0], 0, TokenCounts(cached=2))
+    assert isinstance((await frames(client, 1))[0], StreamEnd)
+    client.send(a_question(Resume(stream.stream)), 3)
+    assert await frames(client, 3) == [
+        Answer(200, (Header("content-length", "1"),)),
+        Body(b"2"),
+        BodyEnd(),
+    ]
+    for wanted, caller, code in (
+        (Resume(bytes(16)), None, "unknown_stream"),
+        (Resume(stream.stream), Caller("acme", 0), "missing_right"),
+        (Detach(), None, "invalid_request"),
+    ):
+        client.send(a_question(wanted, caller), 4)
+        [error] = await frames(client, 1)
+        assert isinstance(error, StreamError) and error.code == code
 
 
 # ---- the count of a prompt's tokens ----
