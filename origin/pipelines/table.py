@@ -14,6 +14,7 @@ from tailrace.ledger.process.settings import finding
 from tailrace.ledger.validation import closest_name
 from tailrace.origin.pipelines.stage import AnyStage, Stage, StageOptions
 from tailrace.origin.pipelines.stages.blocklist import Blocklist
+from tailrace.origin.pipelines.stages.classifier import Classifier
 from tailrace.origin.pipelines.stages.group import Group
 from tailrace.origin.pipelines.stages.model import ModelStage
 from tailrace.origin.pipelines.stages.route import Route
@@ -23,6 +24,7 @@ SHIPPED: Mapping[str, type[AnyStage]] = {
     "model": ModelStage,
     "route": Route,
     "blocklist": Blocklist,
+    "classifier": Classifier,
     "group": Group,
 }
 """The stages that a settings file can name without a module."""

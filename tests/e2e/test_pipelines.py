@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from tailrace.origin.config import DEMO_MODEL
+from tailrace.origin.pipelines.text_cutter import TextCutter
 from tests.e2e.held import HeldOrigin
 from tests.e2e.processes import Edge, running
 from tests.e2e.sse import SSE, Reading, events, resume, start
@@ -19,6 +20,7 @@ from tests.e2e.test_processes import children_of
 
 pytestmark = pytest.mark.anyio
 
+BLOCK_IF, BUFFER_CHARS, ANSWER_TOKENS = "there", 100, 8
 SETTINGS = f"""
 [models.demo]
 folder = "{DEMO_MODEL.resolve()}"
@@ -64,6 +66,20 @@ stage = "model"
 name = "second"
 model = "demo"
 prompt = "Once upon a time {{text}}"
+
+[pipelines.judged]
+[[pipelines.judged.stages]]
+stage = "route"
+model = "demo"
+rules = [{{ model = "safe", pattern = '\\bdog\\b' }}]
+[[pipelines.judged.stages]]
+stage = "classifier"
+model = "demo"
+prompt = "{{text}} One day"
+max_tokens = {ANSWER_TOKENS}
+block_if = '{BLOCK_IF}'
+buffer_chars = {BUFFER_CHARS}
+action = "replace"
 """
 REQUEST: dict[str, Any] = {
     "model": "safe",
@@ -214,6 +230,42 @@ async def test_the_text_of_one_model_is_the_prompt_of_the_next(
     twice = await start(client, url, asked | {"model": "twice"})
     assert twice.text == expected.text
     assert twice.end["total_tokens"] == 50
+
+
+async def judged(client: httpx.AsyncClient, url: str, text: str) -> list[str]:
+    """Return the buffers of a text as the classifier passes them on, by asking its model."""
+    buffers = []
+    for buffer in TextCutter(None, BUFFER_CHARS).feed(text, last=True):
+        question = {"model": "demo", "prompt": f"{buffer} One day", "temperature": 0}
+        answer = await start(client, url, question | {"max_tokens": ANSWER_TOKENS})
+        buffers.append("[removed]" if BLOCK_IF in answer.text.lower() else buffer)
+    return buffers
+
+
+async def test_a_model_that_a_rule_chooses_is_judged_by_another_whoever_is_killed(
+    pipelines: House, client: httpx.AsyncClient
+) -> None:
+    url = pipelines.edges[0].url
+    plain = await start(client, url, REQUEST | {"model": "demo"})
+    buffers = await judged(client, url, plain.text)
+    assert 0 < buffers.count("[removed]") < len(buffers)
+    whole = await start(client, url, REQUEST | {"model": "judged"})
+    assert whole.text == "".join(buffers)
+    assert whole.end["total_tokens"] > plain.end["total_tokens"]  # with those of the answers
+    pipelines.origin.hold(len(plain.text) // 2)
+    killed = await start(client, url, REQUEST | {"model": "judged"}, stop_after=1)
+    await pipelines.kill("judged")
+    pipelines.origin.go_on()
+    assert (await resume(client, url, killed)).events == whole.events
+
+
+async def test_a_rule_chooses_another_model(pipelines: House, client: httpx.AsyncClient) -> None:
+    url = pipelines.edges[0].url
+    asked = REQUEST | {"prompt": "Once upon a time a Dog", "max_tokens": 20}
+    safe = await start(client, url, asked)
+    assert "*" in safe.text
+    made = await start(client, url, asked | {"model": "judged"})
+    assert made.text == "".join(await judged(client, url, safe.text))
 
 
 async def test_no_client_can_read_the_stream_of_the_model_inside(

@@ -7,16 +7,15 @@ reaches the ledger. The decisions depend on the text alone, not on its pieces.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from enum import StrEnum
 from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
-from tailrace.ledger.frame import FinishReason
+from tailrace.origin.pipelines.moderation import Moderation, ModerationOptions
 from tailrace.origin.pipelines.patterns import Pattern
 from tailrace.origin.pipelines.phrase_matcher import PhraseMatcher, Phrases, Piece
-from tailrace.origin.pipelines.stage import Item, Prompt, Stage, StageContext, StageOptions
-from tailrace.origin.producer import End, Reasoning, Remark, Revision, Text
+from tailrace.origin.pipelines.stage import Item, Prompt, Stage, StageContext
+from tailrace.origin.producer import End, Reasoning, Revision, Text
 
 MAX_PHRASES = 10_000
 """Maximum number of words and phrases of a blocklist."""
@@ -24,20 +23,9 @@ MAX_PHRASE_CHARS = 200
 """Maximum number of characters of a word or phrase."""
 DEFAULT_HOLD_CHARS = 100
 MAX_HOLD_CHARS = 4096
-BLOCKED = "blocked"
-"""Code of the Notice about blocked text."""
 
 
-class Action(StrEnum):
-    """How blocked text is treated."""
-
-    END = "end"
-    REPLACE = "replace"
-    MASK = "mask"
-    NOTICE = "notice"
-
-
-class BlocklistOptions(StageOptions):
+class BlocklistOptions(ModerationOptions):
     """The options of the stage `blocklist`."""
 
     words: tuple[str, ...] = Field(
@@ -47,16 +35,6 @@ class BlocklistOptions(StageOptions):
     )
     patterns: tuple[Pattern, ...] = Field(
         (), description="Regular expressions to block, in the syntax of Python's re module."
-    )
-    action: Action = Field(
-        Action.END,
-        description="What to do with blocked text. end: end the stream as filtered. replace: put"
-        " `replacement` in its place. mask: put an asterisk in the place of each character."
-        " notice: let it pass, and add a Notice to the stream.",
-    )
-    replacement: str = Field("[removed]", description="Text that replaces blocked text.")
-    message: str = Field(
-        "the text was blocked", description="Message of a stream that ends because of this stage."
     )
     hold_chars: int = Field(
         DEFAULT_HOLD_CHARS,
@@ -92,7 +70,7 @@ class Blocklist(Stage[BlocklistOptions]):
         self._phrases = Phrases(options.words, options.patterns, options.hold_chars)
         self._matcher = PhraseMatcher(self._phrases)
         self._kind: type[Text] | type[Reasoning] = Text
-        self._has_noticed = False
+        self._moderation = Moderation(options, context.name)
 
     def process(self, item: Item) -> Iterable[Item]:
         """Check one item; text that is not decided yet is held back."""
@@ -126,51 +104,35 @@ class Blocklist(Stage[BlocklistOptions]):
             if not piece.blocked:
                 yield self._kind(piece.text)
                 continue
-            if self.options.action is Action.END:
-                yield self._end()
+            if self._moderation.ends:
+                yield self._moderation.end()
                 return
-            yield from self._notice()
-            if changed := self._changed(piece.text):
+            yield from self._moderation.notice()
+            if changed := self._moderation.changed(piece.text):
                 yield self._kind(changed)
 
     def _prompt(self, prompt: Prompt) -> Iterable[Item]:
         checked = [PhraseMatcher(self._phrases).feed(text, last=True) for text in prompt.texts]
         is_blocked = any(piece.blocked for pieces in checked for piece in pieces)
-        if is_blocked and self.options.action is Action.END:
-            yield self._end()
+        if is_blocked and self._moderation.ends:
+            yield self._moderation.end()
             return
         if is_blocked:
-            yield from self._notice()
+            yield from self._moderation.notice()
         yield prompt.with_texts(map(self._joined, checked))
 
     def _revision(self, revision: Revision) -> Iterable[Item]:
         """Check the whole text, which replaces what came before; an interim text never ends."""
         pieces = PhraseMatcher(self._phrases).feed(revision.text, last=True)
         is_blocked = any(piece.blocked for piece in pieces)
-        if is_blocked and self.options.action is Action.END:
+        if is_blocked and self._moderation.ends:
             if revision.final:
-                yield self._end()
+                yield self._moderation.end()
             return
         if is_blocked:
-            yield from self._notice()
+            yield from self._moderation.notice()
         yield Revision(self._joined(pieces), revision.final)
 
     def _joined(self, pieces: Iterable[Piece]) -> str:
-        return "".join(self._changed(one.text) if one.blocked else one.text for one in pieces)
-
-    def _changed(self, text: str) -> str:
-        match self.options.action:
-            case Action.REPLACE:
-                return self.options.replacement
-            case Action.MASK:
-                return "*" * len(text)
-        return text
-
-    def _notice(self) -> Iterable[Item]:
-        """Yield the notice about blocked text, once in a stream."""
-        if self.options.action is Action.NOTICE and not self._has_noticed:
-            self._has_noticed = True
-            yield Remark(BLOCKED, f"{self.context.name}: {self.options.message}")
-
-    def _end(self) -> End:
-        return End(FinishReason.FILTERED, message=self.options.message)
+        changed = self._moderation.changed
+        return "".join(changed(one.text) if one.blocked else one.text for one in pieces)

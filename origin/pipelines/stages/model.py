@@ -8,36 +8,25 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from tailrace.ledger.errors import CallerError
 from tailrace.ledger.frame import Sampling
 from tailrace.origin import producer
 from tailrace.origin.pipelines.inner_stream import COMPLETE, AskingStage
+from tailrace.origin.pipelines.prompt_template import TEXT_MARK, PromptTemplate, filled
 from tailrace.origin.pipelines.stage import Item, Items, Prompt, StageContext, StageOptions
 from tailrace.origin.producer import End, Reasoning, Text
 
 MAX_CHAINED_CHARS = 1 << 20
 """Maximum number of characters of the text that a model gets from the stage before it."""
-TEXT_MARK = "{text}"
-
-
-def check_prompt(prompt: str) -> str:
-    """Return the template of a prompt.
-
-    Raises:
-        ValueError: It has no place for the text.
-    """
-    if TEXT_MARK not in prompt:
-        raise ValueError(f"the prompt must contain {TEXT_MARK}")
-    return prompt
 
 
 class ModelOptions(StageOptions):
     """The options of the stage `model`."""
 
     model: str = Field(min_length=1, description="Name of the model to ask.")
-    prompt: str = Field(
+    prompt: PromptTemplate = Field(
         TEXT_MARK,
         description="Prompt of a model that follows other stages with text. {text} stands for the"
         " text of the stage before it.",
@@ -45,8 +34,6 @@ class ModelOptions(StageOptions):
     max_tokens: int | None = Field(
         None, ge=1, description="Maximum number of tokens. Default: that of the request."
     )
-
-    _has_mark = field_validator("prompt")(check_prompt)
 
     @property
     def asked_models(self) -> tuple[str, ...]:
@@ -91,8 +78,7 @@ class ModelStage(AskingStage[ModelOptions]):
         """Ask the model with the text that was gathered, if that is complete."""
         if self._had_prompt or end.reason not in COMPLETE:
             return ()
-        text = self.options.prompt.replace(TEXT_MARK, "".join(self._text))
-        return self._outputs(Prompt(text))
+        return self._outputs(Prompt(filled(self.options.prompt, "".join(self._text))))
 
     def _gather(self, text: str) -> None:
         self._chars += len(text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -116,10 +116,10 @@ class Hangs(Stage[StageOptions]):
 def running(
     kind: Callable[[Any, StageContext], AnyStage], name: str = "", **more: Any
 ) -> RunningStage:
-    """Return a stage of a stream; `more` are `options`, `optional` and `limit_s`."""
+    """Return a stage of a stream; `more` are `options`, `origin`, `optional` and `limit_s`."""
     options = more.pop("options", StageOptions())
     named = name or getattr(kind, "__name__", "stage").lower()
-    origin = OriginClient(Path("none"))
+    origin = more.pop("origin", None) or OriginClient(Path("none"))
     context = StageContext(named, STREAM, recipe(), origin)
     return RunningStage(named, kind(options, context), **more)
 
@@ -142,6 +142,17 @@ def synchronous(stage: AnyStage, items: Iterable[Item], end: End | None = END) -
         if made and isinstance(made[-1], End):
             return made
     return made if end is None else [*made, *_given(stage.finish(end))]
+
+
+async def asynchronous(stage: AnyStage, items: Iterable[Item]) -> list[Item]:
+    """Return what a stage that may wait makes of items, up to an End of its own."""
+    made: list[Item] = []
+    for item in (*items, END):
+        given = stage.finish(item) if isinstance(item, End) else stage.process(item)
+        made += [each async for each in given] if isinstance(given, AsyncIterable) else given
+        if made and isinstance(made[-1], End):
+            return made
+    return made
 
 
 def _given(items: Items) -> Iterable[Item]:

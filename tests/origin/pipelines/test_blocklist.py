@@ -8,8 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from tailrace.ledger.frame import FinishReason
+from tailrace.origin.pipelines.moderation import BLOCKED
 from tailrace.origin.pipelines.stage import Item, Prompt
-from tailrace.origin.pipelines.stages.blocklist import BLOCKED, Blocklist, BlocklistOptions
+from tailrace.origin.pipelines.stages.blocklist import Blocklist, BlocklistOptions
 from tailrace.origin.producer import Data, End, Reasoning, Remark, Revision, Text
 from tests.origin.pipelines.staged import running
 
