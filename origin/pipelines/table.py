@@ -16,6 +16,7 @@ from tailrace.origin.pipelines.stage import AnyStage, Stage, StageOptions
 from tailrace.origin.pipelines.stages.blocklist import Blocklist
 from tailrace.origin.pipelines.stages.classifier import Classifier
 from tailrace.origin.pipelines.stages.group import Group
+from tailrace.origin.pipelines.stages.markdown_safe import MarkdownSafe
 from tailrace.origin.pipelines.stages.model import ModelStage
 from tailrace.origin.pipelines.stages.route import Route
 from tailrace.origin.plugin import load_plugin
@@ -26,6 +27,7 @@ SHIPPED: Mapping[str, type[AnyStage]] = {
     "blocklist": Blocklist,
     "classifier": Classifier,
     "group": Group,
+    "markdown-safe": MarkdownSafe,
 }
 """The stages that a settings file can name without a module."""
 MAX_STAGES = 16
