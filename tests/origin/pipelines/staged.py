@@ -31,6 +31,8 @@ END = End()
 class Words(Stage[StageOptions]):
     """Replaces a prompt by its words, as a model would."""
 
+    answers_prompts = True
+
     def process(self, item: Item) -> Iterable[Item]:
         """Yield the words of a prompt."""
         if isinstance(item, Prompt):

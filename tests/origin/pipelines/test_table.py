@@ -127,3 +127,10 @@ def test_a_class_of_ones_own_is_a_stage(tmp_path: Path) -> None:
     own = 'stage = "tests.origin.pipelines.staged:Shout"'
     tables = load_tables(written(tmp_path, MODEL + pipeline(ASKS, own)))
     assert "safe" in tables
+
+
+def test_a_stage_that_answers_prompts_itself_needs_no_model(tmp_path: Path) -> None:
+    own = pipeline('stage = "tests.origin.pipelines.staged:Words"')
+    assert list(load_tables(written(tmp_path, own)))[-1] == "safe"
+    with pytest.raises(ConfigError, match="no stage is a model"):
+        load_tables(written(tmp_path, pipeline('stage = "tests.origin.pipelines.staged:Shout"')))
