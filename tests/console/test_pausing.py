@@ -10,7 +10,7 @@ from playwright.async_api import expect
 
 from tests.console.conftest import Scene
 from tests.console.pages import visiting
-from tests.console.test_reading import HELD, LONG, stream_of
+from tests.console.test_reading import HELD, LONG, paused, stream_of
 from tests.console.test_try import choose, say
 from tests.e2e.held import HeldOrigin
 from tests.e2e.processes import Edge, running
@@ -65,17 +65,16 @@ async def test_a_paused_page_stops_the_generation_and_goes_on_with_the_next_toke
         await page.get_by_role("option", name="demo").wait_for(state="attached")
         await choose(page, transport)
         await page.get_by_label("Maximum tokens").fill(str(TOKENS))
-        paused = origin.count("stream.paused")
+        before = origin.count("stream.paused")
         origin.hold(HELD)
         await say(page, "Once upon a time")
         answer = page.get_by_role("article")
         await expect(answer).to_have_text(LONG)
-        pause = page.get_by_role("button", name="Pause")
-        await pause.click()
+        pause = await paused(page)
         shown = await answer.inner_text()
         stream = await stream_of(page)
         origin.hold(HELD_BEHIND_WINDOW)
-        await origin.saw("stream.paused", paused + 1)
+        await origin.saw("stream.paused", before + 1)
         origin.go_on()
         await generate_another(scene, edge)
         stands = await generated(scene, edge, stream)

@@ -6,7 +6,7 @@ import re
 from collections.abc import AsyncIterator
 
 import pytest
-from playwright.async_api import Page, expect
+from playwright.async_api import Locator, Page, expect
 
 from tests.console.conftest import Scene
 from tests.console.pages import visiting
@@ -145,6 +145,14 @@ async def begin(page: Page, origin: HeldOrigin, task: str = "Continue my text") 
     await expect(page.get_by_role("article")).to_have_text(LONG)
 
 
+async def paused(page: Page) -> Locator:
+    """Press Pause, and wait until the page is drawn: its text stands still from then on."""
+    pause = page.get_by_role("button", name="Pause")
+    await pause.click()
+    await expect(pause).to_have_attribute("aria-pressed", "true")
+    return pause
+
+
 async def test_a_branch_shares_what_is_shown_and_ends_the_rest(
     scene: Scene, demo: tuple[HeldOrigin, Edge]
 ) -> None:
@@ -152,7 +160,7 @@ async def test_a_branch_shares_what_is_shown_and_ends_the_rest(
     async with visiting(scene.browser, edge.url, "try") as visit:
         page = visit.page
         await begin(page, origin)
-        await page.get_by_role("button", name="Pause").click()
+        await paused(page)
         answer = page.get_by_role("article")
         shown = (await answer.inner_text()).rstrip()
         parent = await stream_of(page)
@@ -186,7 +194,7 @@ async def test_an_instruction_ends_the_answer_where_it_is_shown_and_is_answered(
         await begin(page, origin, "Chat")
         await page.get_by_text("Pace and format").click()
         await page.get_by_label("Answers are").select_option("plain")
-        await page.get_by_role("button", name="Pause").click()
+        await paused(page)
         answers = page.get_by_role("article")
         shown = (await answers.inner_text()).strip()
         parent = await stream_of(page)
