@@ -223,7 +223,7 @@ async def test_a_shared_ledger_is_collected_beside_its_origins(postgres: Postgre
             assert await ledger.unfinished() == []
             await append(ledger, B, [token(5), end(6)])
             assert (await ledger.info(B)).epoch == 1
-            figures = answer(place, "status")
+            figures = await asyncio.to_thread(answer, place, "status")
             assert (figures["origins"], figures["unfinished"]) == (1, 1)
         finally:
             await ledger.close()

@@ -23,14 +23,15 @@ NEEDS_OTHERS = {"https"}
 
 
 def uncommented(text: str) -> str:
-    """With every setting that has a value said."""
+    """With every setting of the parts that has a value said; the tables at the end are examples."""
+    text, _, examples = text.partition("\n# [models.NAME]")
     names = {name for part in PARTS for name in part.model_fields} - NEEDS_OTHERS
     settings = {f"# {name} = " for name in names}
     lines = []
     for line in text.splitlines():
         is_setting = any(line.startswith(begin) for begin in settings)
         lines.append(line.removeprefix("# ") if is_setting else line)
-    return "\n".join(lines)
+    return "\n".join([*lines, "# [models.NAME]", *examples.splitlines()])
 
 
 @pytest.mark.parametrize("part", PARTS)
