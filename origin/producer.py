@@ -102,7 +102,10 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """Text that replaces everything since the last `final` revision (or Text)."""
+    """Text that replaces all revisions since the last Text or the last final revision.
+
+    `final` is True if no later revision replaces this text.
+    """
 
     text: str
     final: bool = False

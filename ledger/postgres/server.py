@@ -66,9 +66,10 @@ _DEFAULTS: dict[str, str | int] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,
 }
-# Statements over columns must use the index, whatever the size of a table was when they were
-# planned. There is no statement_timeout, because it would let a commit return before a standby has
-# it (syncrep.c).
+# Statements that join tables with arrays (`unnest`) must use the indexes of the tables, even if the
+# tables were small when the server planned the statements. So other scans and joins are off.
+# statement_timeout is off because it would also end a COMMIT's wait for a synchronous standby: the
+# server would then report success, although the standby may lack the transaction (syncrep.c).
 _SETTINGS = {
     "search_path": "tailrace",
     "plan_cache_mode": "force_generic_plan",

@@ -113,7 +113,7 @@ class Residents:
 
     def remove(self, sids: Sequence[int], commit: Commit) -> None:
         """Evict streams now, and add the removal of their rows to a commit."""
-        # A stream that this very commit would create is not created at all.
+        # If this commit was to create one of these streams, it must not insert the rows any more.
         commit.streams = [row for row in commit.streams if row.sid not in sids]
         commit.parts = [part for part in commit.parts if part[0] not in sids]
         commit.answers = [answer for answer in commit.answers if answer[1] not in sids]

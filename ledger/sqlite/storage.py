@@ -254,9 +254,10 @@ class Maintenance(Protocol):
         """Return the sids of ended, not yet cold streams, unused since `before_ms` (Unix time)."""
 
     async def checkpoint(self, *, cut: bool) -> None:
-        """Checkpoint the WAL; the database file has its new size only after the next commit.
+        """Move the WAL into the database file, except for the last pages.
 
-        With `cut` a long WAL file is truncated if no reader needs it.
+        The next commit moves the last pages; the database file may keep its old size until then.
+        With `cut` that commit also truncates a long WAL file, if no read transaction needs the WAL.
         """
 
     async def fetch(self, *, reclaim: int, vacuum: int) -> None:

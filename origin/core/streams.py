@@ -348,7 +348,7 @@ class StreamCore:
                 may_take.pop(stream.failed_on, None)
             worker = worker_for(stream.standing, may_take)
             if worker is None:
-                continue  # a suspect must wait, but streams behind it need not
+                continue  # no worker may take this stream yet, but one may take a later stream
             self.table.place(stream, worker)
             company[worker].append(stream.standing)
             self._order(events.TakeOver(stream, stream.run, worker))

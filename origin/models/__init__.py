@@ -1,1 +1,1 @@
-"""Decoder models on a CPU and on a GPU: batches of pieces in, drawn tokens out."""
+"""Decoder models on a CPU or a GPU, which draw the next tokens of the sequences in a batch."""

@@ -59,7 +59,10 @@ class PhraseMatcher:
         """Text that is not decided yet."""
 
     def feed(self, text: str, last: bool = False) -> list[Piece]:
-        """Add text, and return what is decided now; `last`: no text follows."""
+        """Add `text` to the held text, and return the pieces that no further text can change.
+
+        `last` is True if no text follows; then no text is held back.
+        """
         self.held += text
         pieces = list(_joined(self._decided(last)))
         decided = "".join(piece.text for piece in pieces)

@@ -245,7 +245,10 @@ class References:
     # ---- as a fork ----
 
     async def take(self, claim: ForkRequest) -> ObjectResponse:
-        """Request a reference from the source; the answer is a Grant or the problem."""
+        """Ask the source to keep a reference for this fork, and return the source's response.
+
+        With status 200, the body is a packed Grant. Any other response is an error for the client.
+        """
         self.owe(claim.reference, claim.order.source, self._context.now_ms() + RETRY_MS)
         self._asking.add(claim.reference)
         try:

@@ -291,7 +291,10 @@ class SubscriptionState:
             self.step(WakeEvent.WORK)
 
     def told(self) -> None:
-        """Record that the wake was written to the stream that workers read; it is not repeated."""
+        """Record that a message about the current wake was written to the stream that workers read.
+
+        The alarm then does not write the message again.
+        """
         self._stand(replace(self.standing, notify_at_ms=None))
 
     def _stand(self, standing: WakeState) -> None:

@@ -182,7 +182,8 @@ class ForkServer:
                     self._settled.set()
                 self.refusal = said.refusal if said is not None else ""
             finally:
-                # The end of the fork server closes the waiting worker's pipe, so that worker ends.
+                # The worker that waits for its order needs no kill: it exits when its pipe from the
+                # fork server closes.
                 self._socket = self._process = self._waiting = None
                 self._settled.clear()
                 kill(process)

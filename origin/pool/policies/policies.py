@@ -1,9 +1,9 @@
-"""Policies of the warm pool, which decide about idle models and learn the length of each gap.
+"""Policies of the warm pool, which decide how long idle models stay loaded.
 
-A policy decides how long to keep an idle model loaded, and whether to load it again ahead of time.
-Each decision has a reason and the figures behind it, so that it can be logged. Times are seconds on
-the caller's clock. The cost of a decision is the GPU-seconds of idling, plus a price in GPU-seconds
-for each cold start.
+A policy also decides whether to load an unloaded model again before its next request. Policies may
+learn from the time that passes between the requests for a model. Each decision has a reason and the
+figures behind it, so that it can be logged. Times are seconds on the caller's clock. The cost of a
+decision is the GPU-seconds of idling, plus a price in GPU-seconds for each cold start.
 """
 
 from __future__ import annotations
