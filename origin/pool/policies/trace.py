@@ -355,8 +355,9 @@ def _burstgpt(path: Path, speeds: TokenSpeeds, seed: int) -> Iterator[Request]:
     for row in _csv_rows(path, (*columns, "Log Type"), ("Session ID", "Elapsed time")):
         at = row.number_of("Timestamp", "seconds")
         tokens = [row.whole(name, "tokens") for name in columns[2:4]]
-        if row.whole("Total tokens", "tokens") != sum(tokens):
-            raise row.wrong("Total tokens", "is not the sum of Request tokens and Response tokens")
+        if (total := row.whole("Total tokens", "tokens")) != sum(tokens):
+            wrong = f"{total:.0f} is not {sum(tokens):.0f}, the sum of Request and Response tokens"
+            raise row.wrong("Total tokens", wrong)
         took = speeds.seconds(*tokens)
         if row.values.get("Elapsed time"):
             took = row.number_of("Elapsed time", "seconds")

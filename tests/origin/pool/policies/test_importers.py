@@ -73,7 +73,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         ("burstgpt", BURST + "5ms,m,1,2,3,x\n", "row 2: column Timestamp: '5ms' is not a number"),
         ("burstgpt", BURST + "nan,m,1,2,3,x\n", "row 2: column Timestamp: 'nan' is negative or"),
         ("burstgpt", BURST + "5,,1,2,3,x\n", "row 2: column Model: is missing"),
-        ("burstgpt", BURST + "5,m,1,2,4,x\n", "row 2: column Total tokens: is not the sum"),
+        ("burstgpt", BURST + "5,m,1,2,4,x\n", "row 2: column Total tokens: 4 is not 3, the sum"),
         (
             "burstgpt",
             BURST + "5,m,1,2,3,x\n5000000000,m,1,2,3,x\n",
