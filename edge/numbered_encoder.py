@@ -65,7 +65,7 @@ class NumberedEncoder(Encoder, Generic[TextPart]):
 
     @abstractmethod
     def _begun(self, opened: Opened) -> NumberedAnswer[TextPart]:
-        """Return the answer of a stream that was opened."""
+        """Return a new `NumberedAnswer`, which makes events from the opened stream's frames."""
 
     @abstractmethod
     def _event(self, fields: Fields, number: int) -> bytes:

@@ -308,7 +308,7 @@ def origin(
 
 
 def _said(context: typer.Context, part: type[Settings]) -> dict[str, Any]:
-    """Return the settings of `part` from the command's options, which have the same names."""
+    """Return the values of the command's options that are named like a setting in `part`."""
     return {name: value for name, value in context.params.items() if name in part.model_fields}
 
 

@@ -48,7 +48,7 @@ class Route:
     owner: Owner = UNCOUNTED
     link_corr: int = 0
     sent: bool = False  # the request has been sent, on this or an earlier link
-    asked: bool = False  # the request or its renewal has been sent on this link
+    asked: bool = False  # the request, or one that resumes its stream, was sent on this link
     left: bool = False  # the client has detached before the origin's answer
     passed_bytes: int = 0  # bytes of logged frames that were passed on
     passed_before: int = 0  # value of `passed_bytes` at the last renewal

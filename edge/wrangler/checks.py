@@ -232,7 +232,10 @@ def durable_objects(value: object, path: str) -> Problems:
 
 
 def bindings_of(durable: object) -> list[Table]:
-    """Return the bindings of `durable_objects`; without those that are not tables."""
+    """Return the bindings in `durable`, the value of the key `durable_objects`.
+
+    Bindings that are not tables are left out, because the function `durable_objects` reports them.
+    """
     found = durable.get("bindings") if isinstance(durable, dict) else None
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 

@@ -93,7 +93,11 @@ class Room:
         return objects if kind is StreamKind.OBJECT else whole - objects
 
     def is_contested(self, sizes: Sizes) -> bool:
-        """Return True if a file of these sizes is so full that a kind may exceed its share."""
+        """Set the measured sizes, and return True if a kind may use more bytes than its limit.
+
+        No kind can while all kinds together use no more bytes than the smaller limit. Then the
+        bytes of objects need not be counted.
+        """
         self.sizes = sizes
         return sizes.used_bytes > min(self.limit(kind) for kind in StreamKind)
 

@@ -183,7 +183,11 @@ def _yarn(config: JsonObject, rope: JsonObject, context: int) -> YarnScaling:
 
 
 def _original_context(config: JsonObject, rope: JsonObject, context: int) -> int:
-    """Return the context of the training; a key at the top level takes precedence."""
+    """Return the context in tokens with which the model was trained before its RoPE was scaled.
+
+    The key may be at the top level of `config.json` or in its RoPE settings; the value at the top
+    level takes precedence. Without the key, return `context`.
+    """
     key = "original_max_position_embeddings"
     return config.count(key, rope.count(key, context))
 

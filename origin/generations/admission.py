@@ -209,7 +209,10 @@ def _any_kind(
 
 
 def new_stream(request: Open) -> dict[str, Any]:
-    """Return the recipe fields that a branch, too, takes from its own request."""
+    """Return the recipe fields that always come from the request, even from that of a branch.
+
+    A branch takes most of its other fields from its parent's recipe.
+    """
     return {
         "priority": request.priority.word,
         "unread": request.unread.word,

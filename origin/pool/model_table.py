@@ -184,12 +184,13 @@ def _pipelines(file: Path, models: Tables) -> Tables:
 
 
 def chosen(tables: Tables, models: Sequence[str], origin: OriginConfig) -> Tables:
-    """Return the models to serve: `models`, each a name in `tables` or a folder, or all tables.
+    """Return the tables of the models that the origin serves.
 
-    The result is empty if `origin` selects a single model.
+    `models` has names in `tables` and folders of models. If it is empty, all `tables` are served.
+    If both are empty, the result is empty, and the settings of `origin` select a single model.
 
     Raises:
-        ConfigError: `origin` selects another model, or two models have the same name.
+        ConfigError: `origin` selects another model, too, or two models have the same name.
     """
     one = SINGLE_MODEL_SETTINGS[2:] if models else SINGLE_MODEL_SETTINGS
     also = [key for key in one if key in origin.model_fields_set]

@@ -152,7 +152,11 @@ class StoredStream:
 
 
 def stalest(places: Mapping[str, bytes]) -> list[str]:
-    """Return the names of the oldest quarter of the stored places, but at least one name."""
+    """Return the storage keys of the producers that have been idle for longest.
+
+    `places` has each producer's packed `Place` by storage key. The result has a quarter of the
+    keys, but at least one.
+    """
 
     def index(name: str) -> int:
         return int([*places[name].split(), b"0"][2])

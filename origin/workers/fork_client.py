@@ -108,7 +108,8 @@ class ForkServer:
         self._process: asyncio.subprocess.Process | None = None
         self._socket: socket.socket | None = None
         self._waiting: ForkedProcess | None = None
-        self._settled = asyncio.Event()  # set if a forked worker waits, or none will be forked
+        # Set while a forked worker waits for its arguments, and once no worker is forked any more.
+        self._settled = asyncio.Event()
 
     @property
     def pid(self) -> int | None:

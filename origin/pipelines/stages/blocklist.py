@@ -93,7 +93,10 @@ class Blocklist(Stage[BlocklistOptions]):
         return [self._kind(self._matcher.held)] if self._matcher.held else []
 
     def _pieces(self, kind: type[Text] | type[Reasoning], text: str) -> Iterable[Item]:
-        """Check a piece of text or reasoning; a phrase does not go on from one to the other."""
+        """Check a piece of text or reasoning.
+
+        A phrase that begins in reasoning and ends in text, or the reverse, is not blocked.
+        """
         if kind is not self._kind:
             yield from self._checked(self._matcher.feed("", last=True))
             self._kind, self._matcher = kind, PhraseMatcher(self._phrases)

@@ -28,8 +28,8 @@ class ModelOptions(StageOptions):
     model: str = Field(min_length=1, description="Name of the model to ask.")
     prompt: PromptTemplate = Field(
         TEXT_MARK,
-        description="Prompt of a model that follows other stages with text. {text} stands for the"
-        " text of the stage before it.",
+        description="Prompt for the model if the stage before it sends text, as another model"
+        " does. {text} stands for this text.",
     )
     max_tokens: int | None = Field(
         None, ge=1, description="Maximum number of tokens. Default: that of the request."

@@ -28,7 +28,10 @@ A sum of this number of gaps weighs as much as the fallback.
 DOUBT = 2.0
 """Weight of the initial preference for break-even, in numbers of gaps."""
 DOUBT_COST = 0.2
-"""Initially assumed extra cost per gap of every TTL but break-even, in prices of a cold start."""
+"""Cost per gap that is added to each TTL except break-even before gaps have been observed.
+
+The unit is the price of a cold start. The added cost lets a new model begin with break-even.
+"""
 USUAL_WEIGHT = 0.05
 """Weight of the newest gap in the exponential mean of a model's gaps."""
 USUAL_STEP = log(1.5)
