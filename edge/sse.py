@@ -72,7 +72,7 @@ def retry(random: Random) -> bytes:
 def events(frames: Sequence[bytes]) -> bytes:
     """Return the encoded events of raw frames, in order; frames that are no events are left out."""
     if len(frames) == 1:
-        return _event(frames[0])
+        return _latest.of(frames[0])
     try:
         tags = sizes = b""
         if len(frames) >= MIN_RUN:
@@ -155,6 +155,27 @@ def short_token(raw: bytes) -> tuple[bytes, int] | None:
 def _escaped(text: bytes) -> bytes:
     """Return UTF-8 text escaped for JSON, without the quotes around it."""
     return encode_basestring(text.decode())[1:-1].encode()
+
+
+class _LatestEvent:
+    """The event of the frame that was encoded last.
+
+    Readers of one stream get the same bytes object one after the other, so it is encoded once.
+    """
+
+    __slots__ = ("_event", "_frame")
+
+    def __init__(self) -> None:
+        self._frame = self._event = b""
+
+    def of(self, frame: bytes) -> bytes:
+        """Return the event of a frame."""
+        if frame is not self._frame:
+            self._frame, self._event = frame, _event(frame)
+        return self._event
+
+
+_latest = _LatestEvent()
 
 
 def _event(raw: bytes) -> bytes:

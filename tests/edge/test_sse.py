@@ -44,6 +44,15 @@ def test_a_token_is_a_plain_event_with_its_index_as_id() -> None:
     assert event == b'id: 42\ndata: {"text":" the","index":42}\n\n'
 
 
+def test_a_frame_that_many_readers_get_is_encoded_once() -> None:
+    raw = encode(Token(" word", 5))
+    event = sse.events([raw])
+    assert sse.events([raw]) is event
+    other = encode(Token(" other", 6))
+    assert sse.events([other]) != event
+    assert sse.events([raw]) == event
+
+
 @given(st.text(), st.integers(0, 1 << 20), st.integers(0, 2**32 - 1))
 def test_an_event_made_from_bytes_is_that_of_the_frame(text: str, index: int, corr: int) -> None:
     token = Token(text, index)
