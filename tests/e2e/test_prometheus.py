@@ -115,6 +115,7 @@ async def test_every_query_of_the_dashboard_and_every_alert_is_answered(
                 "rate(tailrace_generation_tokens_total[1m]) > 0"
                 " and on() rate(tailrace_edge_frames_total[1m]) > 0"
                 " and on() rate(tailrace_edge_errors_total[1m]) > 0"
+                " and on() rate(tailrace_slo_streams_total[1m]) > 0"
             ):
                 for headers in ({"Accept": "text/event-stream"}, {}):
                     answer = await client.post(
