@@ -18,6 +18,7 @@ from tailrace.origin.config import LedgerConfig
 from tailrace.origin.gpu.meter import GpuMeter
 from tailrace.origin.metrics import Metrics
 from tailrace.origin.pool.history.recorder import recorder_of
+from tailrace.origin.workers.worker_frame import StageTime
 from tests.origin.gpu.test_meter import FakeNvml
 from tests.origin.test_metrics import LOAD
 
@@ -42,6 +43,7 @@ def origin_registry() -> CollectorRegistry:
     metrics.serve_model("demo", lambda: 0, lambda: 0, lambda: 0)
     metrics.serve_gpus(GpuMeter(FakeNvml()), {0: "0"})
     recorder_of(LedgerConfig(), Path(), metrics.registry)
+    metrics.stages("demo", [StageTime("model", 1, 1)])
     return metrics.registry
 
 
