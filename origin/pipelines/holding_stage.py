@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable
 
 from tailrace.origin.pipelines.stage import Item, O_co, Stage, StageContext
@@ -21,9 +22,9 @@ class HoldingStage(Stage[O_co]):
         self._cutters = {Text: self.cutter(), Reasoning: self.cutter()}
         self._kind: type[Text] | type[Reasoning] = Text
 
+    @abstractmethod
     def cutter(self) -> Cutter:
         """Return a new cutter, for the text or the reasoning of the stream."""
-        raise NotImplementedError
 
     def process(self, item: Item) -> Iterable[Item]:
         """Return the pieces that are complete with one item, or the item itself."""

@@ -43,9 +43,8 @@ class Phrases:
             for char in _normal(word):
                 node = node.setdefault(char, {})
             node[_END] = True
-        joined = "|".join(f"(?:{pattern})" for pattern in patterns)
-        self.pattern = re.compile(joined, re.IGNORECASE) if joined else None
-        self.hold_chars = hold_chars if self.pattern is not None else 0
+        self.patterns = [re.compile(pattern, re.IGNORECASE) for pattern in patterns]
+        self.hold_chars = hold_chars if self.patterns else 0
 
 
 class PhraseMatcher:
@@ -94,9 +93,9 @@ class PhraseMatcher:
         if not last and len(text) - at < phrases.hold_chars:
             return None
         end = at
-        if phrases.pattern is not None:
-            found = phrases.pattern.match(text, at, at + phrases.hold_chars)
-            end = at if found is None else found.end()
+        for pattern in phrases.patterns:
+            if (found := pattern.match(text, at, at + phrases.hold_chars)) is not None:
+                end = max(end, found.end())
         if at and _is_inside_word(normal, at):
             return end
         node, here = phrases.trie, at

@@ -51,6 +51,7 @@ class StageProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
         self._keys = itertools.count()
+        self._forgetting: set[asyncio.Task[Reply]] = set()
 
     async def begin(
         self, kind: type[AnyStage], options: StageOptions, context: StageContext
@@ -67,6 +68,14 @@ class StageProcess:
         order = Begin(key, kind, options, context.name, context.stream, recipe)
         await self.ask(process, order, None)
         return process, key
+
+    def forget(self, process: asyncio.subprocess.Process, key: int) -> None:
+        """Drop a stage object, unless its process has ended."""
+        if process.returncode is None:
+            forgetting = asyncio.ensure_future(self._ask(process, Forget(key), None))
+            self._forgetting.add(forgetting)
+            forgetting.add_done_callback(self._forgetting.discard)
+            forgetting.add_done_callback(_ignore)
 
     async def ask(
         self, process: asyncio.subprocess.Process, order: Order, limit_s: float | None
@@ -184,9 +193,7 @@ class RemoteStage(Stage[StageOptions]):
         """Let the other process forget the object."""
         self._home.objects -= 1
         if self._place is not None:
-            process, key = self._place
-            asked = asyncio.ensure_future(self._home._ask(process, Forget(key), None))
-            asked.add_done_callback(_ignore)
+            self._home.forget(*self._place)
 
     async def _asked(self, item: Item) -> AsyncIterator[Item]:
         if self._place is None:

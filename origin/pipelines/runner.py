@@ -60,12 +60,11 @@ async def outputs(
         StageProcessLost: The process of a stage has ended. The stages must run again.
     """
     queues = [ItemQueue() for _ in range(len(stages) + 1)]
-    await queues[0].put(prompt)
-    await queues[0].put(End())
     works = [
         _StageRun(each, queues[at], queues[at + 1], skipped.get(each.name)).run(queues[-1])
         for at, each in enumerate(stages)
     ]
+    works.append(_feed(queues[0], prompt))
     end: End | None = None
     try:
         async with background(works):
@@ -84,6 +83,12 @@ async def outputs(
     yield end
 
 
+async def _feed(first: ItemQueue, prompt: Prompt) -> None:
+    """Give the first stage its input; a long prompt fills the queue until the stage takes it."""
+    await first.put(prompt)
+    await first.put(End())
+
+
 class _StageRun:
     """One stage of a stream at work."""
 
@@ -99,9 +104,17 @@ class _StageRun:
         self._blocked_s = 0.0  # time in which its output of this item waited for room
 
     async def run(self, last: ItemQueue) -> None:
+        """Run the stage; an error that does not end the stream fails `last`, the last queue."""
+        try:
+            await self._process_all()
+        except Exception as error:  # noqa: BLE001  (raised again by the reader of the queue)
+            last.fail(error)
+
+    async def _process_all(self) -> None:
         """Process items until one of the stage's own is an End, or until the input ends.
 
-        `last` is the queue behind the last stage, which fails if the stage's process is lost.
+        Raises:
+            StageProcessLost: The process of the stage has ended.
         """
         while True:
             item = await self._source.get()
@@ -112,9 +125,8 @@ class _StageRun:
             self._blocked_s = 0.0
             try:
                 ended = await self._process(item)
-            except StageProcessLost as error:
-                last.fail(error)
-                return
+            except StageProcessLost:
+                raise
             except Exception as error:  # noqa: BLE001  (a stage may raise anything)
                 reason = _reason(error, self._running.limit_s)
                 if self._running.optional:

@@ -21,6 +21,7 @@ a stream of its own in the ledger (`origin.pipelines.inner_stream`).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -107,7 +108,7 @@ class StageContext:
     origin: OriginClient | None
 
 
-class Stage(Generic[O_co]):
+class Stage(ABC, Generic[O_co]):
     """Base class of stages. The constructor gets the options and the context of its stream."""
 
     kind: ClassVar[StageKind] = StageKind.IO
@@ -122,13 +123,13 @@ class Stage(Generic[O_co]):
         self.options = options
         self.context = context
 
+    @abstractmethod
     def process(self, item: Item) -> Items:
         """Return the items that replace one item; it is never an End.
 
         An End among them ends the stream, and nothing after it is sent. Any exception fails the
         stage.
         """
-        raise NotImplementedError
 
     def finish(self, end: End) -> Items:
         """Return the items that follow the last one; `end` is the End of the input.

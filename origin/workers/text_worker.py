@@ -34,7 +34,6 @@ from tailrace.ledger.wire.codec import FrameSplitter
 from tailrace.origin.config import OriginConfig, PipelineConfig
 from tailrace.origin.filter import FilterFactory, load_filter
 from tailrace.origin.generations.recipe import Recipe
-from tailrace.origin.pipelines.producer import open_pipeline
 from tailrace.origin.producer import End, Producer, Request, Resumption, load_producer
 from tailrace.origin.producers.embedder import open_embedder
 from tailrace.origin.producers.production import Numbered, Production
@@ -330,6 +329,9 @@ async def open_producer(config: OriginConfig, progress: Progress) -> Producer:
         TailraceError: The producer cannot be created.
     """
     if isinstance(config, PipelineConfig):
+        # Imported here, because other workers have no use for stages.
+        from tailrace.origin.pipelines.producer import open_pipeline
+
         return open_pipeline(config)
     if config.upstream is not None:
         return await open_upstream(config, progress)

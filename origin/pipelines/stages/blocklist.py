@@ -7,6 +7,7 @@ reaches the ledger. The decisions depend on the text alone, not on its pieces.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Self
 
 from pydantic import Field, field_validator, model_validator
@@ -58,6 +59,11 @@ class BlocklistOptions(ModerationOptions):
             raise ValueError("give words or patterns to block")
         return self
 
+    @cached_property
+    def phrases(self) -> Phrases:
+        """The compiled list, which all streams share."""
+        return Phrases(self.words, self.patterns, self.hold_chars)
+
 
 class Blocklist(Stage[BlocklistOptions]):
     """Ends a stream, or changes its text, where a word or pattern of the list is found."""
@@ -65,9 +71,9 @@ class Blocklist(Stage[BlocklistOptions]):
     Options = BlocklistOptions
 
     def __init__(self, options: BlocklistOptions, context: StageContext) -> None:
-        """Compile the list."""
+        """Begin without text."""
         super().__init__(options, context)
-        self._phrases = Phrases(options.words, options.patterns, options.hold_chars)
+        self._phrases = options.phrases
         self._matcher = PhraseMatcher(self._phrases)
         self._kind: type[Text] | type[Reasoning] = Text
         self._moderation = Moderation(options, context.name)

@@ -56,6 +56,11 @@ def test_a_pattern_sees_a_bounded_part_of_the_text() -> None:
         assert marked(phrases, list(text)) == expected
 
 
+def test_patterns_have_groups_and_flags_of_their_own() -> None:
+    phrases = Phrases((), (r"(x)y", r"(?s)(a)b\1", r"abab"), 8)
+    assert marked(phrases, ["xyz aba abab"]) == "[xy]z [aba] [abab]"
+
+
 @given(st.text(ALPHABET, max_size=40), st.lists(st.integers(0, 40), max_size=6))
 def test_pieces_change_nothing(text: str, cuts: list[int]) -> None:
     phrases = Phrases(WORDS, (r"r[dw]+o", r"\bl"), 5)

@@ -150,3 +150,19 @@ async def test_a_stage_is_not_busy_while_there_is_no_room() -> None:
     await run([fast, slow], "word " * 4 * MAX_QUEUED_ITEMS)
     assert slow.time.busy_s >= 0.002 * 4 * MAX_QUEUED_ITEMS
     assert fast.time.busy_s < slow.time.busy_s / 4
+
+
+async def test_a_prompt_that_is_longer_than_a_queue_reaches_the_model() -> None:
+    long = "word " * MAX_QUEUED_BYTES
+    made = await run([running(PassOn), running(Words)], long)
+    assert len(made) == MAX_QUEUED_BYTES + 1
+    assert made[-1] == End()
+
+
+async def test_a_stage_that_fails_to_say_what_it_holds_does_not_hang_the_stream() -> None:
+    class Confused(Shout):
+        def held(self) -> Iterable[Item]:
+            raise LookupError("held by nobody")
+
+    with pytest.raises(LookupError):
+        await run([running(Words), running(Confused, optional=True)], "one fail")
