@@ -137,8 +137,13 @@ class PipelineModel(ModelTable):
         return self
 
     def alone(self, name: str, origin: OriginConfig) -> PipelineConfig:
-        """Return the settings of the workers of this pipeline."""
-        return PipelineConfig(model_name=name, pipeline=self.pipeline, log_level=origin.log_level)
+        """Return the settings of the workers of this pipeline.
+
+        They are those of `[origin]`, but for its filter, which the models of the pipeline have.
+        """
+        given = {key: getattr(origin, key) for key in origin.model_fields_set}
+        own = {"model_name": name, "pipeline": self.pipeline, "filter": None}
+        return PipelineConfig(**(given | own))
 
 
 Tables = dict[str, ModelTable]

@@ -33,7 +33,9 @@ BLOCKS = 'stage = "blocklist"\nwords = ["x"]'
 def test_a_pipeline_is_served_as_a_model(tmp_path: Path) -> None:
     tables = load_tables(written(tmp_path, MODEL + pipeline(BLOCKS, ASKS)))
     assert list(tables) == ["small", "safe"]
-    config = tables["safe"].alone("safe", OriginConfig())
+    origin = OriginConfig(text_streams=7, worker_silence_s=9, filter="a:b")
+    config = tables["safe"].alone("safe", origin)
+    assert (config.text_streams, config.worker_silence_s, config.filter) == (7, 9, None)
     assert isinstance(config, PipelineConfig)
     assert not makes_tokens(config)
     module, settings = program(config)
