@@ -74,7 +74,7 @@ async def test_a_stream_that_may_pause_is_taken_from_its_worker_and_goes_on_when
     [run, _] = stage.slots[0].last
     await stage.step(stage.slots[0], run, 0, "a")
     await stage.later(29)
-    assert CancelRun() not in stage.orders
+    assert not any(isinstance(order, CancelRun) for order in stage.orders)
     await stage.later(1)
     assert stage.orders[-1] == CancelRun()
     # The worker's cancelled end is not the stream's end.
@@ -120,7 +120,7 @@ async def test_a_stream_is_read_while_a_reader_could_be_sent_more_and_a_visit_co
         pass
     await stage.later(29)
     await stage.later(29)
-    assert CancelRun() not in stage.orders
+    assert not any(isinstance(order, CancelRun) for order in stage.orders)
     await stage.later(1)
     assert CancelRun() in stage.orders
 
@@ -132,7 +132,7 @@ async def test_a_stream_that_is_to_be_cancelled_ends_and_one_that_runs_on_does_n
     await stage.start(B)
     [run, _] = next(sent for sent in stage.slots[0].sent if isinstance(sent[1], StartRun))
     await stage.later(30)
-    assert (run, CancelRun()) in stage.slots[0].sent
+    assert (run, CancelRun(is_final=True)) in stage.slots[0].sent
     await stage.cancelled(stage.slots[0], run, 0)
     await stage.end_of(A)
     await stage.later(10_000)
@@ -159,7 +159,7 @@ async def test_a_stream_that_nobody_reads_and_that_makes_nothing_is_ended_in_tim
     assert (end.finish_reason, end.retryable) == (FinishReason.FAILED, True)
     assert end.message == f"nobody read it and nothing came of it for {IDLE_STREAM_S:g} s"
     assert stage.runs.table.count == 1, "one that is read may wait"
-    assert (CancelRun() in stage.orders) is (state == "running")
+    assert (CancelRun(is_final=True) in stage.orders) is (state == "running")
     labels = {"state": state}
     ended = stage.metrics.registry.get_sample_value("tailrace_idle_streams_ended_total", labels)
     assert ended == 1
@@ -173,7 +173,7 @@ async def test_text_for_a_paused_stream_wakes_it(stage: Audience) -> None:
         stage.slots[0].ordered.clear()
         await stage.slots[0].ordered.wait()
     await stage.later(100)
-    assert stage.orders[-2:] != [Steer((7,)), CancelRun()], "not while the text waits"
+    assert not isinstance(stage.orders[-1], CancelRun), "not while the text waits"
     steering.cancel()
 
 

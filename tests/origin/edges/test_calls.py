@@ -403,7 +403,7 @@ async def test_the_cached_tokens_of_a_prompt_are_told_when_its_stream_has_ended(
     ]
     for wanted, caller, code in (
         (Resume(bytes(16)), None, "unknown_stream"),
-        (Resume(stream.stream), Caller("acme", 0), "missing_right"),
+        (Resume(stream.stream), Caller("acme", 0), "unknown_stream"),  # that of another tenant
         (Detach(), None, "invalid_request"),
     ):
         client.send(a_question(wanted, caller), 4)
