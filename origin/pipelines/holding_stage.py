@@ -1,4 +1,4 @@
-"""The base class of stages that hold back text, and pass it on unchanged in other pieces."""
+"""Base class of stages that hold text back, and pass it on unchanged but in other pieces."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tailrace.origin.producer import End, Reasoning, Text
 
 
 class HoldingStage(Stage[O_co]):
-    """Gives text and reasoning in the pieces of a `Cutter`.
+    """Base class of stages that pass text and reasoning on in the pieces of a `Cutter`.
 
     Held text is passed on before any other item, so that the order of items is kept.
     """
@@ -27,7 +27,10 @@ class HoldingStage(Stage[O_co]):
         """Return a new cutter, for the text or the reasoning of the stream."""
 
     def process(self, item: Item) -> Iterable[Item]:
-        """Return the pieces that are complete with one item, or the item itself."""
+        """Return the pieces of text that are complete once `item` is added.
+
+        An item that is neither text nor reasoning is returned as it is, after all held text.
+        """
         match item:
             case Text() | Reasoning():
                 if type(item) is not self._kind:

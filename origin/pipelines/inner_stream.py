@@ -1,8 +1,8 @@
-"""Streams inside a pipeline: what a stage asks other models of the origin for.
+"""Inner streams: the generations that stages of a pipeline request from models of their origin.
 
-Such a stream belongs to a tenant of its own, so no client can read it. Its idempotency key is made
-from the ids of the pipeline's stream and of the stage: a worker that runs the stages again reads
-the same stream again, from the ledger, instead of sampling other tokens.
+An inner stream belongs to a tenant that no API key has, so no client can read it. Its idempotency
+key is made from the id of the pipeline's stream and the name of the stage. So a worker that runs
+the stages again gets the same inner stream from the ledger, instead of sampling other tokens.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from tailrace.origin.pipelines.stage import O_co, Prompt, Stage, StageContext
 from tailrace.origin.producer import Data, End, Label, Output, Reasoning, Remark, Text, Vector
 
 TENANT_PREFIX = "pipelines:"
-"""Beginning of the tenants of inner streams. A tenant of API keys has no colon in its name."""
+"""Prefix of the tenant names of inner streams. The tenant name of an API key has no colon."""
 UNREAD_S = 30
 """Seconds after which an inner stream is paused if the pipeline does not read it."""
 COMPLETE = (FinishReason.STOP, FinishReason.LENGTH)
-"""Finish reasons of a text that another stage can use."""
+"""Finish reasons of a stream whose text another stage can use."""
 
 
 class AskingStage(Stage[O_co]):
-    """Base class of stages that ask models of the origin, one after the other."""
+    """Base class of stages that send requests to models of the origin, one at a time."""
 
     def __init__(self, options: O_co, context: StageContext) -> None:
-        """Begin without a stream."""
+        """Begin without an inner stream."""
         super().__init__(options, context)
-        self._stream: bytes | None = None  # the inner stream, until it has ended
+        self._stream: bytes | None = None  # id of the inner stream that has not ended, if any
         self.ends: list[End] = []
-        """The ends of the inner streams, which have their numbers of tokens."""
+        """The End of each inner stream that has ended, with its numbers of tokens."""
 
     def close(self, has_ended: bool) -> None:
         """Cancel the inner stream if the stream of the pipeline has ended."""
@@ -63,7 +63,7 @@ class AskingStage(Stage[O_co]):
     async def ask(
         self, model: str, prompt: Prompt, sampling: Sampling, key: str = "", **more: Any
     ) -> AsyncIterator[Output]:
-        """Yield the outputs of a model, of which the last one is an End.
+        """Send a request to a model, and yield its outputs. The last output is an End.
 
         Args:
             model: the name of the model.
@@ -78,7 +78,8 @@ class AskingStage(Stage[O_co]):
         assert self.context.origin is not None
         recipe, stream = self.context.recipe, self.context.stream
         if sampling.seed is None:
-            # The same tokens again, even if a power cut takes the inner stream from the ledger.
+            # With a fixed seed, the same tokens are sampled again if a power cut has removed the
+            # inner stream from the ledger.
             sampling = replace(sampling, seed=int.from_bytes(stream[:8], "little"))
         messages = tuple(Message(*message) for message in prompt.messages)  # type: ignore[arg-type]
         request = Open(
@@ -106,14 +107,14 @@ class AskingStage(Stage[O_co]):
 
 
 def caller_of(tenant: str) -> Caller:
-    """Return the caller of the inner streams of a tenant's pipelines."""
+    """Return the caller with which a pipeline opens inner streams for requests of a tenant."""
     return Caller(TENANT_PREFIX + tenant, Right.GENERATE | OF_A_STREAM)
 
 
 def output_of(frame: Frame) -> Output | None:
-    """Return a logged frame of an inner stream as the output of a producer; None leaves it out.
+    """Convert a logged frame of an inner stream to an output, or to None to leave it out.
 
-    A Revision replaces all text since the last final one, so its index is not needed.
+    A Revision replaces all text since the last final Revision, so its index is not needed.
     """
     match frame:
         case Token(text=text):

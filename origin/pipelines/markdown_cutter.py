@@ -1,7 +1,7 @@
-"""Moves the ends of pieces of Markdown out of its elements. Sans-I/O.
+"""Divides Markdown into pieces that do not end inside an element, such as a link. Sans-I/O.
 
-The places at which a piece may end depend on the text alone: an element is decided by at most
-`most_chars` characters from its beginning on.
+The places at which a piece may end depend on the text alone, not on how it arrives: the end of an
+element is searched for in at most `most_chars` characters from its beginning.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class MarkdownCutter:
     """Gives a text in pieces that do not end inside an element of Markdown.
 
     Elements are the first and last line of a fenced code block, code spans, links and images,
-    escapes, and runs of the same emphasis marker. One that is longer than `most_chars` characters
-    is taken for plain text.
+    escapes, and runs of the same emphasis marker. An element that is longer than `most_chars`
+    characters is treated as plain text.
     """
 
     def __init__(self, most_chars: int) -> None:
@@ -35,9 +35,10 @@ class MarkdownCutter:
         self._is_line_start = True
 
     def feed(self, text: str, last: bool = False) -> list[str]:
-        """Add text, and return the part that may be passed on; `last`: all text is given.
+        """Add text to the held text, and return the part that may be passed on.
 
-        `last` does not end a code block: more text may follow another item.
+        `last` is True if the held text must be passed on, because an item of another kind follows.
+        An open code block stays open, because its text may continue after that item.
         """
         self.held += text
         at = 0

@@ -63,7 +63,10 @@ class Moderation:
         return text
 
     def notice(self) -> list[Remark]:
-        """Return the notice about blocked text, which comes once in a stream, if at all."""
+        """Return the notice about blocked text; the list is empty if none is to be sent.
+
+        A stream gets at most one notice, and only if the option `action` is `notice`.
+        """
         if self._options.action is not Action.NOTICE or self._has_noticed:
             return []
         self._has_noticed = True

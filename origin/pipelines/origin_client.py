@@ -35,14 +35,14 @@ from tailrace.ledger.frame import (
 
 SOFTWARE = "tailrace-pipeline"
 WINDOW_FRAMES = 128
-"""Maximum number of frames of one stream that are in flight or wait here."""
+"""Maximum number of frames of one stream that are in flight or wait in this process."""
 WINDOW_BYTES = 64 << 10
-"""Maximum bytes of frames of one stream that are in flight or wait here. A frame may exceed it."""
+"""Maximum size in bytes of these frames. A single frame may exceed it."""
 RECEIVE_BYTES = 1 << 16
 
 
 class _Reading:
-    """One stream that is read."""
+    """One stream that the client reads."""
 
     def __init__(self) -> None:
         self.frames: asyncio.Queue[tuple[Frame, int]] = asyncio.Queue()  # bounded by the credit
@@ -63,8 +63,8 @@ class OriginClient:
     async def read(self, request: Open) -> AsyncGenerator[Frame, None]:
         """Open a stream and yield its Opened, and then its logged frames up to its StreamEnd.
 
-        If the generator is closed before that, the stream is not read any more. It then ends by
-        the `unread` policy of the request.
+        If the generator is closed earlier, the client detaches from the stream. What the origin
+        then does with the stream depends on the `unread` policy of the request.
 
         Raises:
             TailraceError: The origin refuses the request, or cannot be reached.
@@ -109,7 +109,7 @@ class OriginClient:
                 await self._writer.wait_closed()
 
     def cancel(self, stream: bytes, caller: Caller) -> None:
-        """End a stream that is not needed any more; the answer is ignored."""
+        """Ask the origin to cancel a stream that is not needed any more; ignore its answer."""
         if self._writer is not None:
             self._writer.write(LINK_CODEC.encode(Cancel(stream, caller=caller), self._free_corr()))
 
@@ -126,7 +126,7 @@ class OriginClient:
             return self._writer
 
     def _free_corr(self) -> int:
-        """Return a correlation id that no request uses; 0 is the connection itself."""
+        """Return a correlation id that no open request uses; 0 stands for the connection itself."""
         self._last_corr = self._last_corr % 0xFFFF_FFFF + 1
         while self._last_corr in self._readings:
             self._last_corr = self._last_corr % 0xFFFF_FFFF + 1

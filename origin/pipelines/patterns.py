@@ -15,7 +15,7 @@ def check_pattern(pattern: str) -> str:
     """Return a regular expression that is valid, and does not match an empty text.
 
     Raises:
-        ValueError: It is not such a regular expression.
+        ValueError: The pattern is too long, is malformed or matches an empty text.
     """
     if len(pattern) > MAX_PATTERN_CHARS:
         raise ValueError(f"{pattern!r:.40} has more than {MAX_PATTERN_CHARS} characters")
@@ -29,9 +29,9 @@ def check_pattern(pattern: str) -> str:
 
 
 Pattern = Annotated[str, AfterValidator(check_pattern)]
-"""A regular expression as an option of a stage."""
+"""The type of a stage option that is a regular expression."""
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Return True if a part of a text matches, in lower or upper case."""
+    """Return True if a part of a text matches a pattern, ignoring case."""
     return re.search(pattern, text, re.IGNORECASE) is not None

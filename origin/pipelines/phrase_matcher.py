@@ -28,9 +28,9 @@ class Piece:
 class Phrases:
     """Phrases and patterns to find; many `PhraseMatcher` may share them.
 
-    A phrase matches in lower and upper case, and as whole words: a letter or digit at its end must
-    not continue with another one. Any white space matches any other. A pattern is a regular
-    expression of Python's `re`, and sees at most `hold_chars` characters from its beginning on.
+    A phrase matches in lower and upper case, but only whole words: a match does not begin or end
+    inside a word. Any white space matches any other. A pattern is a regular expression of Python's
+    `re`, and a match of it has at most `hold_chars` characters.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Phrases:
 
 
 class PhraseMatcher:
-    """The matches of one text."""
+    """Finds the matches of `Phrases` in one text."""
 
     def __init__(self, phrases: Phrases) -> None:
         """Begin at the beginning of a text."""
@@ -125,5 +125,5 @@ def _normal(text: str) -> str:
 
 
 def _joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """Yield the pieces that have text."""
+    """Yield the pieces whose text is not empty."""
     return (piece for piece in pieces if piece.text)

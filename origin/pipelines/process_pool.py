@@ -43,7 +43,7 @@ class StageFailed(TailraceError, code="stage_failed"):
 
 
 class StageProcess:
-    """One process; it is started when it is needed, and again after it has ended."""
+    """One process for stage objects; it is started when one is made, and again if it has ended."""
 
     def __init__(self) -> None:
         """Begin without a process."""
@@ -141,7 +141,7 @@ def _ignore(asked: asyncio.Future[Reply]) -> None:
 
 
 class ProcessPool:
-    """The processes of one stage of a pipeline; a new stream gets the one with the fewest."""
+    """The processes of one stage of a pipeline, among which the stage objects are divided."""
 
     def __init__(self, processes: int) -> None:
         """Prepare a number of processes."""
@@ -168,7 +168,7 @@ class RemoteStage(Stage[StageOptions]):
         pool: ProcessPool,
         limit_s: float | None,
     ) -> None:
-        """Choose a process; the object is made with the first item."""
+        """Choose a process; the object is made there when the first item comes."""
         super().__init__(options, context)
         self._kind = kind
         self._limit_s = limit_s
@@ -178,7 +178,7 @@ class RemoteStage(Stage[StageOptions]):
         self._held: tuple[Item, ...] = ()
 
     def process(self, item: Item) -> Items:
-        """Return the items of the object in the other process."""
+        """Return the items that the object in the other process makes of `item`."""
         return self._asked(item)
 
     def finish(self, end: End) -> Items:
@@ -186,7 +186,7 @@ class RemoteStage(Stage[StageOptions]):
         return self._asked(end)
 
     def held(self) -> tuple[Item, ...]:
-        """Return what the object held back at its last reply."""
+        """Return the items that the object held back when it last replied."""
         return self._held
 
     def close(self, has_ended: bool) -> None:

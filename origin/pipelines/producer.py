@@ -1,8 +1,8 @@
 """The producer of a pipeline: it runs the stages of each request.
 
-It repeats its outputs: the same request gives the same ones, because stages are deterministic and
-the outputs of models are streams in the ledger. So a killed worker, or a killed model, costs a
-pause.
+If it runs a request again, it yields the same outputs, because stages are deterministic and the
+outputs of models are read from streams in the ledger. So clients notice only a pause if the worker
+of the pipeline, or of one of its models, is killed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from tailrace.origin.pipelines.table import (
 from tailrace.origin.producer import About, End, Output, Remark, Request, Resumption, TimedStage
 
 MAX_RUNS = 5
-"""Maximum number of times that a worker runs the stages of a stream whose processes are lost."""
+"""Maximum number of times that a worker runs the stages of a stream if their processes end early.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class _PlannedStage:
 
 
 class PipelineProducer:
-    """Runs the stages of a pipeline; `origin` reads the streams of its models."""
+    """Runs the stages of a pipeline; `origin` is the client that reads streams of models."""
 
     def __init__(self, name: str, table: PipelineTable, origin: OriginClient) -> None:
         """Load the classes of the stages.

@@ -1,4 +1,4 @@
-"""Prompts in the options of stages, with a place for the text that the model gets."""
+"""Prompts in the options of stages, with the placeholder `{text}` for a text of the stream."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def _check(template: str) -> str:
 
 
 PromptTemplate = Annotated[str, AfterValidator(_check)]
-"""A prompt as an option of a stage."""
+"""The type of a stage option that is a prompt with the placeholder `{text}`."""
 
 
 def filled(template: str, text: str) -> str:
-    """Return the prompt with a text in its place."""
+    """Return a prompt in which `text` replaces the placeholder."""
     return template.replace(TEXT_MARK, text)

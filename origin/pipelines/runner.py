@@ -3,10 +3,10 @@
 Streams do not wait for each other, and the order of items within a stream is kept. If the stream is
 read slowly, its queues fill up, and each stage waits for the next one.
 
-A failure of a required stage ends the stream with the name of the stage. An optional stage that
-fails or takes too long is skipped from that item on, which a Notice in the stream says. The Notice
-holds the number of the item. A worker that continues the stream later skips the stage at the same
-item, whether it fails again or not: otherwise its frames would not fit those in the ledger.
+If a required stage fails, the stream ends with a message that names the stage. An optional stage
+that fails or takes too long is skipped from that item on, and a Notice in the stream says so, with
+the number of the item. A worker that continues the stream later skips the stage at the same item,
+whether it fails again or not: otherwise its frames would differ from those in the ledger.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ async def outputs(
         stages: the stages in their order.
         prompt: the input of the first stage.
         skipped: the item from which on a stage is skipped, by the name of the stage.
-        fate: what becomes of the stream if the generator is closed before its end.
+        fate: tells if the stream has ended, in case the generator is closed early.
 
     Raises:
         StageProcessLost: The process of a stage has ended. The stages must run again.
@@ -90,7 +90,7 @@ async def _feed(first: ItemQueue, prompt: Prompt) -> None:
 
 
 class _StageRun:
-    """One stage of a stream at work."""
+    """Runs one stage of a stream: takes items from `source` and puts the results into `sink`."""
 
     def __init__(
         self, running: RunningStage, source: ItemQueue, sink: ItemQueue, skip_at: int | None
@@ -101,17 +101,17 @@ class _StageRun:
         self._sink = sink
         self._skip_at = skip_at
         self._count = 0  # items that the stage has processed
-        self._blocked_s = 0.0  # time in which its output of this item waited for room
+        self._blocked_s = 0.0  # time for which the current item's output waited for `sink`
 
     async def run(self, last: ItemQueue) -> None:
-        """Run the stage; an error that does not end the stream fails `last`, the last queue."""
+        """Run the stage; the reader of `last`, the last queue, gets an error that it raises."""
         try:
             await self._process_all()
         except Exception as error:  # noqa: BLE001  (raised again by the reader of the queue)
             last.fail(error)
 
     async def _process_all(self) -> None:
-        """Process items until one of the stage's own is an End, or until the input ends.
+        """Process items until the stage returns an End, fails or is skipped, or the input ends.
 
         Raises:
             StageProcessLost: The process of the stage has ended.
@@ -163,7 +163,8 @@ class _StageRun:
     async def _send(self, items: Items) -> bool:
         """Pass on items of the stage; return True if one of them is an End.
 
-        Those of an optional stage are passed on together, so that none was if the stage fails.
+        The items of an optional stage are passed on only after it has made all of them. So if it
+        fails, none of them was passed on.
         """
         if isinstance(items, AsyncIterable):
             if not self._running.optional:

@@ -54,7 +54,7 @@ class Prompt:
         return tuple(message[1] or "" for message in self.messages)
 
     def with_texts(self, texts: Iterable[str]) -> Prompt:
-        """Return a copy with other texts, one for each of `texts`."""
+        """Return a copy with other texts: as many as, and in the order of, the property `texts`."""
         new = tuple(texts)
         if self.text is not None:
             return replace(self, text=new[0])
@@ -72,8 +72,8 @@ class StageKind(StrEnum):
     IO = "io"
     """On the event loop of the pipeline's worker, together with all other streams."""
     CPU = "cpu"
-    """In a process of their own: for work that would block the event loop. Such a stage must not
-    be asynchronous, and cannot read other streams."""
+    """In processes other than the worker: for work that would block its event loop. A stage of
+    this kind must not be asynchronous, and cannot read other streams."""
 
 
 class StageOptions(BaseModel):
@@ -83,7 +83,7 @@ class StageOptions(BaseModel):
 
     @property
     def asked_models(self) -> tuple[str, ...]:
-        """The names of the models that the stage may ask; the settings are checked for them."""
+        """The names of the models that the stage may ask. `check_pipelines` checks them."""
         return ()
 
 
@@ -119,36 +119,36 @@ class Stage(ABC, Generic[O_co]):
     """True if the stage replaces a prompt by output. A pipeline needs such a stage."""
 
     def __init__(self, options: O_co, context: StageContext) -> None:
-        """Keep both."""
+        """Store the options and the context."""
         self.options = options
         self.context = context
 
     @abstractmethod
     def process(self, item: Item) -> Items:
-        """Return the items that replace one item; it is never an End.
+        """Return the items that replace `item`, which is never an End.
 
-        An End among them ends the stream, and nothing after it is sent. Any exception fails the
-        stage.
+        If one of the returned items is an End, the stream ends, and no item after it is sent. Any
+        exception counts as a failure of the stage.
         """
 
     def finish(self, end: End) -> Items:
-        """Return the items that follow the last one; `end` is the End of the input.
+        """Return the items to send after the last item of the input; `end` is the input's End.
 
-        An End among them replaces `end`, which otherwise comes after them.
+        If one of the returned items is an End, it replaces `end`. Otherwise `end` follows them.
         """
         return ()
 
     def close(self, has_ended: bool) -> None:
-        """Note that no more items are needed.
+        """Release resources, because this object gets no more items.
 
-        `has_ended` is True if the stream has ended. Otherwise only this run of it was given up, and
-        another one may follow.
+        `has_ended` is True if the stream has ended. Otherwise the stages may run again for this
+        stream, with new objects.
         """
 
     def held(self) -> Iterable[Item]:
-        """Return the items that this stage still holds back, unchanged.
+        """Return the items that this stage holds back, as it received them.
 
-        They are passed on if the stage is optional and has failed.
+        If an optional stage fails, the pipeline passes them on.
         """
         return ()
 

@@ -1,7 +1,8 @@
-"""The orders to a process of stages, and its replies.
+"""The messages between a pipeline's worker and a process that runs stages: orders and replies.
 
-A message is its length in bytes as a u32 in little-endian order, followed by a pickled object: an
-`Order`, and for each a `Reply`. Both ends are processes of the same origin, so pickle is safe here.
+A message is the size of its body (a u32 in little-endian order), followed by the body, a pickled
+object. The worker sends an `Order`, and the process answers with a `Reply`. Both are processes of
+the same origin, so pickle is safe here.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tailrace.origin.pipelines.stage import AnyStage, Item, StageContext, StageO
 from tailrace.origin.producer import End
 
 LENGTH_BYTES = 4
-"""Size of the length in front of a message, in bytes."""
+"""Number of bytes of the u32 in front of a message."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ def main() -> None:
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     if (here := os.getcwd()) not in sys.path:
-        sys.path.append(here)  # stages of one's own are imported from here, as in the worker
+        sys.path.append(here)  # as in the worker, operators' stages are imported from here
     objects = StageObjects()
     while (order := _read(sys.stdin.buffer)) is not None:
         replies.write(packed(objects.carry_out(order)))

@@ -19,7 +19,7 @@ _PARAGRAPH_END = r"\S[^\S\n]*\n[^\S\n]*\n\s*(?=\S)"
 
 
 def _phrase_end(marks: str, cjk_marks: str) -> re.Pattern[str]:
-    """Return the end of phrases; white space must follow `marks`, but not Chinese punctuation."""
+    """Return a pattern for a phrase's end: white space must follow `marks`, but not `cjk_marks`."""
     begins_next = rf"[^\s{_CJK_STOPS}{_CJK_PAUSES}{_CLOSING}]"
     return re.compile(
         rf"[{marks}][{_CLOSING}]*\s+(?=\S)"
@@ -47,13 +47,16 @@ ENDS: Mapping[Unit, re.Pattern[str]] = {
 
 
 class Cutter(Protocol):
-    """The interface of objects that give one text in other pieces."""
+    """The interface of objects that take a text in pieces, and return it in other pieces."""
 
     held: str
     """Text that is held back."""
 
     def feed(self, text: str, last: bool = False) -> list[str]:
-        """Add text, and return the pieces that are complete; `last`: all text is given."""
+        """Add text to the held text, and return the pieces that are now complete.
+
+        `last` is True if no text follows, so that all held text is returned.
+        """
 
 
 class TextCutter:
@@ -70,7 +73,10 @@ class TextCutter:
         self.held = ""
 
     def feed(self, text: str, last: bool = False) -> list[str]:
-        """Add text, and return the pieces that are complete; `last`: all text is given."""
+        """Add text to the held text, and return the pieces that are now complete.
+
+        `last` is True if no text follows, so that all held text is returned.
+        """
         self.held += text
         pieces = list(self._complete(last))
         self.held = self.held[sum(map(len, pieces)) :]

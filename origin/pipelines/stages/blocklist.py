@@ -1,7 +1,8 @@
 """The stage `blocklist`: moderation by words and patterns, of prompts or of text.
 
-Text is held back as long as it may be the beginning of a blocked phrase, so no part of one ever
-reaches the ledger. The decisions depend on the text alone, not on its pieces.
+Text is held back as long as it may be the beginning of a blocked phrase, so no part of a phrase
+reaches the ledger before the whole phrase is checked. The decisions depend on the text alone, not
+on its pieces.
 """
 
 from __future__ import annotations
@@ -131,7 +132,10 @@ class Blocklist(Stage[BlocklistOptions]):
         yield prompt.with_texts(map(self._joined, checked))
 
     def _revision(self, revision: Revision) -> Iterable[Item]:
-        """Check the whole text, which replaces what came before; an interim text never ends."""
+        """Check a revision, whose text replaces the text before it.
+
+        A blocked interim revision is left out; only a final one ends the stream.
+        """
         pieces = PhraseMatcher(self._phrases).feed(revision.text, last=True)
         is_blocked = any(piece.blocked for piece in pieces)
         if is_blocked and self._moderation.ends:

@@ -1,9 +1,10 @@
 """The stage `classifier`: asks a model about prompts and text before they are passed on.
 
-Text is held back until the model has answered. It is asked about in buffers of a fixed length, one
-after the other. Each answer is a stream in the ledger, whose idempotency key has the number of the
-buffer: a worker that runs the stages again reads the same answers. A classifier that fails ends the
-stream, and nothing that it has not checked is passed on.
+Text is held back in buffers of a fixed length. The stage asks the model about one buffer after the
+other, and passes a buffer on after the answer. Each answer is a stream in the ledger, whose
+idempotency key contains the number of the question: a worker that runs the stages again reads the
+same answers. If a classifier that is not optional fails, the stream ends and no unchecked
+text is passed on.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class ClassifierOptions(ModerationOptions):
         description="The question to the model. {text} stands for the text that is checked."
     )
     block_if: Pattern = Field(
-        description="Regular expression in the syntax of Python's re module. The text is blocked if"
-        " a part of the answer matches it. It ignores case."
+        description="Regular expression in the syntax of Python's re module, matched without regard"
+        " to case. The text is blocked if a part of the model's answer matches it."
     )
     buffer_chars: int = Field(
         DEFAULT_BUFFER_CHARS,
@@ -87,9 +88,9 @@ class Classifier(AskingStage[ClassifierOptions]):
         return [self._held] if self._held.text else []
 
     async def _checked(self, items: Iterable[Item], held: Text | Reasoning) -> AsyncIterator[Item]:
-        """Yield what takes the place of items, and then hold back `held`.
+        """Check items, yield those that replace them, and then hold back `held`.
 
-        If a question fails, the stage still holds what it held before.
+        If the model gives no answer, the stage still holds the text that it held before.
         """
         for item in items:
             for each in await self._after_check(item):
@@ -99,7 +100,7 @@ class Classifier(AskingStage[ClassifierOptions]):
         self._held = held
 
     async def _after_check(self, item: Item) -> list[Item]:
-        """Return the items that take the place of one."""
+        """Return the items that replace `item`, after asking the model about its text."""
         if not isinstance(item, Prompt | Text | Reasoning | Revision):
             return [item]
         texts = item.texts if isinstance(item, Prompt) else (item.text,)

@@ -1,7 +1,7 @@
 """The stage `model`: another model of the same origin, whose output is a stream in the ledger.
 
-The first model of a pipeline gets the prompt of the request. A later one gets the text of the stage
-before it, once that is complete, as the prompt in its option `prompt`.
+The first model of a pipeline gets the prompt of the request. A later model waits for the whole text
+of the stage before it. Its prompt is then its option `prompt`, with this text in place of {text}.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ModelStage(AskingStage[ModelOptions]):
         self._chars = 0
 
     def process(self, item: Item) -> Items:
-        """Ask the model, if the item is a prompt; gather text for the prompt otherwise."""
+        """Send a prompt to the model, or add the text of another item to the prompt to come."""
         match item:
             case Prompt():
                 self._had_prompt = True
@@ -75,7 +75,7 @@ class ModelStage(AskingStage[ModelOptions]):
         return (item,)
 
     def finish(self, end: End) -> Items:
-        """Ask the model with the text that was gathered, if that is complete."""
+        """Send the gathered text to the model, if no prompt came and the text is complete."""
         if self._had_prompt or end.reason not in COMPLETE:
             return ()
         return self._outputs(Prompt(filled(self.options.prompt, "".join(self._text))))
