@@ -1,9 +1,9 @@
 """`/api/chat`: the chat API of the AI SDK, which can also resume an answer.
 
-To resume, the AI SDK sends only the id of its chat. The chat lists its turns at the origin
-(`edge/chats/`), so that every edge finds the latest one. A stream is sent as the parts of one
-message, in the UI-message stream protocol. The events depend only on the stream's log and id, so a
-message that is sent again from its start is the same.
+To resume, the AI SDK sends only the id of its chat. The origin keeps a list of each chat's answers,
+its turns (`edge/chats/`), so that every edge finds the latest answer. A stream is sent as the parts
+of one message, in the UI-message stream protocol. The events depend only on the stream's log and
+id, so a message that is sent again from its start is the same.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class UiEvents(Encoder):
         self._id = ""  # id of the latest part of text or reasoning
         self._ids = count()
         self._text = AppendedText()
-        self._revised = ""  # the whole text that was sent last
+        self._revised = ""  # the text of the last REVISED event
         self._arguments: dict[Part, list[str]] = {}  # pieces of each open tool call's arguments
 
     def opened(self, opened: Opened) -> None:

@@ -1,8 +1,8 @@
 """The parts of an answer: stretches of text and of reasoning, and calls of tools.
 
-A stream's log has the frames of an answer one after another. OpenAI's API and the AI SDK show an
-answer in parts, each of which begins, grows and ends. `PartTracker` decides for each frame which
-part it begins, continues or ends. The encoders of all these APIs use it.
+A stream's log has the frames of an answer one after another. The APIs of OpenAI and Anthropic and
+the AI SDK show an answer in parts, each of which begins, grows and ends. `PartTracker` decides for
+each frame which part it begins, continues or ends. The encoders of all these APIs use it.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from tailrace.ledger.errors import TailraceError
 from tailrace.ledger.frame import CLOSING, LOGGED, TAG_OFFSET, Opened, index_of
 
 MIN_REPLAY_FRAMES = 64
-"""Minimum number of frames that exist already for a response to be compressed: about 1 KiB."""
+"""Minimum number of existing frames for which a response is compressed: about 1 KiB of events."""
 MIN_COMPRESSED_BYTES = 512
 """Minimum size of a write to be compressed once the client has caught up, in bytes. The first
 smaller write ends the use of the compressor."""
@@ -28,7 +28,7 @@ MAX_COMPRESSORS = 64
 """Maximum number of compressors of one edge process, each of which uses 345 KiB of memory. Further
 responses are sent uncompressed."""
 WINDOW_LOG = 16
-"""Logarithm of the window's size: the client needs 64 KiB to decompress a response."""
+"""Base-2 logarithm of zstd's window size, 64 KiB. A client needs this much memory to decompress."""
 PARAMETERS = zstandard.ZstdCompressionParameters.from_level(
     6, window_log=WINDOW_LOG, chain_log=14, hash_log=14
 )
@@ -86,7 +86,7 @@ class CompressedEncoder(Encoder):
         self.begin(opened)
 
     def begin(self, opened: Opened) -> None:
-        """Do the same as `opened`, but leave the call of the inner encoder to the caller."""
+        """Do the same as `opened`, except that the caller calls `opened` of the inner encoder."""
         self._end = opened.next_index
         if opened.next_index - opened.first >= MIN_REPLAY_FRAMES and len(_in_use) < MAX_COMPRESSORS:
             self._is_used, self._is_caught_up = True, False
@@ -116,7 +116,7 @@ class CompressedEncoder(Encoder):
         return self.blocks(self._inner.keepalive())
 
     def before_end(self, link: OriginPool) -> Awaitable[None] | None:
-        """Return what the inner encoder waits for."""
+        """Return what must have completed before the inner encoder can encode the StreamEnd."""
         return self._inner.before_end(link)
 
     def blocks(self, data: bytes) -> bytes:

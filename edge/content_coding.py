@@ -48,7 +48,7 @@ def stream_coding(values: Sequence[str]) -> StreamCoding:
     if zstd == 0:
         if plain == 0:
             raise CallerError(
-                f"no coding of streams is accepted by {', '.join(values)!r:.100}",
+                f"{', '.join(values)!r:.100} accepts no content coding in which streams are sent",
                 code="not_acceptable",
                 status=406,
                 field="Accept-Encoding",

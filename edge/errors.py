@@ -52,7 +52,8 @@ STATUSES = {"unsupported": 400, "beyond_end": 400}
 _AI_SDK_PATH = re.compile(rf"{re.escape(AI_SDK_PATH)}(?:/|$)")
 _MESSAGES_PATH = re.compile(rf"{re.escape(MESSAGES_PATH)}(?:/|$)")
 THREAD_UNSUPPORTED = "thread_unsupported_request"
-"""Anthropic's code of an error: its SDKs then send the whole conversation with each request."""
+"""Anthropic's error code for an unsupported `thread`. After it, Anthropic's SDKs send the whole
+conversation with each request."""
 OVERLOADED_STATUS = 529
 """The status of `overloaded_error` in Anthropic's API."""
 MESSAGES_STATUSES = {

@@ -61,7 +61,7 @@ def parse(message: str) -> tuple[int, Frame]:
         )
     try:
         frame = from_fields(cls, given, name)
-        encode(frame, corr)  # checks the ranges of numbers and the lengths of lists
+        encode(frame, corr)  # Encoding checks the ranges of numbers and the lengths of lists.
     except CallerError as error:
         raise MalformedFrame(corr, error) from None
     return corr, frame

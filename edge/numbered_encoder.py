@@ -1,4 +1,4 @@
-"""Encodes answers whose events are numbered, for dialects that resume after an event's number.
+"""Encodes answers whose events are numbered, for APIs whose clients resume after an event.
 
 A frame may be several events, or none. So for a client that resumes, the edge reads the whole log
 again, and the encoder skips the events that the client has.
@@ -24,7 +24,7 @@ TextPart_co = TypeVar("TextPart_co", covariant=True)
 
 
 class NumberedAnswer(Protocol[TextPart_co]):
-    """The events of one answer, in the order of its stream's log."""
+    """Makes the events of one answer from the frames of its stream, in the order of the log."""
 
     def begin(self) -> Iterable[Fields]:
         """Return the events before the first frame."""

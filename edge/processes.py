@@ -30,7 +30,7 @@ log = structlog.get_logger("tailrace.edge")
 
 
 class Processes:
-    """Forks `count` processes running `work(number)` and restarts them until told to stop."""
+    """Forks `count` processes that run `work(number)`, and restarts them until a stop signal."""
 
     def __init__(self, sockets: Sockets, count: int, work: Callable[[int], None]) -> None:
         self._sockets = sockets

@@ -93,7 +93,7 @@ MAX_WAITING_REPLIES = 64
 edge reads nothing from this client."""
 
 HELLO = encode(Hello(SCHEMA_HASH, software("edge"), Compression.ZSTD))
-"""The edge's Hello on a WebSocket."""
+"""The Hello frame that the edge sends on every WebSocket."""
 STARTING_POINTS = {"after": "Resume.after", "tail": "Resume.tail", "since": "Resume.since_ms"}
 """Names of the fields that say where a reader begins, for errors."""
 
@@ -127,7 +127,8 @@ class Close:
 
 
 ToOrigin = tuple[int, Open | Resume | Cancel | Steer | Credit | Detach]
-"""A client's frame for the origins, with its corr."""
+"""The number of a client's channel (corr), and a frame of the client on it that goes to an
+origin."""
 
 
 @dataclass(slots=True)
@@ -203,10 +204,12 @@ class OpenStream:
         return self.limit
 
     def grant(self, window_bytes: int) -> int:
-        """Let the origin send up to `window_bytes` beyond the bytes already sent to the client.
+        """Raise the limit of bytes that the origin may send, and return it as `granted_bytes`.
 
-        The client's own credit is never exceeded, except by frames that become a snapshot. Credit
-        once given is never taken back. Returns `granted_bytes`, the credit to send to the origin.
+        The new limit is `window_bytes` above what was sent to the client, but not above the
+        client's own credit. Only frames that become a snapshot may exceed that credit, because the
+        client gets the snapshot instead. The limit never falls, because credit cannot be taken
+        back.
         """
         most = inf if self.is_merging and self.has_credit else self.limit_bytes
         wanted = min(most, self.sent_bytes + window_bytes)
@@ -214,7 +217,11 @@ class OpenStream:
         return self.granted_bytes
 
     def end_merge(self) -> None:
-        """Count all bytes as the origin does from now on, because the snapshot has been sent."""
+        """Forget the merge, because the snapshot has been sent.
+
+        From now on the client's limit counts bytes as the origin does: not those of the snapshot,
+        but those of the frames that it replaced.
+        """
         self.merge, self.ahead_bytes = None, self.sent_bytes - self.shown_bytes
         self.limit_bytes += self.ahead_bytes
 

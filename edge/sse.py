@@ -240,7 +240,7 @@ def end_fields(end: StreamEnd) -> dict[str, object]:
 def logprobs(scores: Sequence[TokenScores]) -> list[dict[str, object]]:
     """Return scores as JSON: each sampled token, with the most likely alternatives under `top`.
 
-    A token that is not valid UTF-8 by itself has U+FFFD in `token`, and its bytes in `bytes`.
+    A token whose bytes are not valid UTF-8 has U+FFFD in `token`, and the bytes in `bytes`.
     """
     return [_score(each.chosen) | {"top": [_score(top) for top in each.top]} for each in scores]
 

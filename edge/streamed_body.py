@@ -1,4 +1,4 @@
-"""Responses from objects, whose bodies are sent piece by piece, as ASGI messages."""
+"""The HTTP response of one of the origin's objects, whose body is sent in pieces as they arrive."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class StreamedBody(StreamingResponse):
                 await self._pieces.aclose()
             await super().__call__(scope, receive, send)
         except TailraceError as error:
-            log.warning("stream.cut", url=scope["path"], error=str(error))
+            log.warning("object response broken off", url=scope["path"], error=str(error))
             # No last ASGI message is sent, so the server breaks off the response, and the client
             # sees that it is incomplete.
         finally:

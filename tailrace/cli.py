@@ -187,7 +187,7 @@ def edge(
         str | None,
         typer.Option(
             metavar="HOST:PORT,…",
-            help="Link address of the origin; several are separated by commas.",
+            help="Address where the origin listens for edges; separate several by commas.",
         ),
     ] = None,
     certificate: Annotated[

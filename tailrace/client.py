@@ -168,9 +168,10 @@ def token_header(token: str | None) -> dict[str, str]:
 
 
 def check_schema(schema: str | None) -> None:
-    """Raise SchemaMismatch if the edge has another schema; None is an older edge's, or a proxy's.
+    """Raise SchemaMismatch if the edge has another schema; None is accepted.
 
-    Frames of another schema could be decoded into wrong values.
+    Frames of another schema could be decoded into wrong values. `schema` is None if an older edge
+    or a proxy has made the response.
     """
     if schema is not None and schema != SCHEMA_HASH.hex():
         raise SchemaMismatch(

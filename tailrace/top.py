@@ -133,11 +133,11 @@ def _pool(before: Document, now: Document, seconds: float) -> list[Document]:
 
 
 def _slo(before: Document, now: Document) -> list[Document]:
-    """Return how many streams there were, and how many missed the promise, by class and model.
+    """Return how many streams missed their promised time, by priority class, model and promise.
 
-    `streams` and `missed` are sums over the origins, each counted since the origin's start.
-    `lately` has both numbers for the time between the two readings. The rows with the largest share
-    of missed promises come first.
+    The promise is the objective for the time to the first token. `streams` and `missed` are sums
+    over the origins, each counted since the origin's start. `lately` has both numbers for the time
+    between the two readings. The rows with the largest share of missed promises come first.
     """
     was = _slo_sums(before)
     rows: list[Document] = []

@@ -53,7 +53,7 @@ set no other header."""
 SESSION_PATH = "/v1/ws"
 
 ANONYMOUS = Caller("", 0)
-"""A caller without an API key, which only a resume token can authorize."""
+"""The caller of a request without an API key. Only a resume token can authorize such a request."""
 
 _STREAMS = "/v1/(?:generate|chat/completions|completions|responses|messages)"
 _OF_A_STREAM = re.compile(rf"{_STREAMS}/[^/]+(/\w+)?|{STREAM_PATH}[0-9a-f]{{32}}")
@@ -140,9 +140,10 @@ class Authenticator:
                 del self._under_way[caller.tenant]
 
     def _require_token(self, head: Head, has_token: bool) -> None:
-        """Raise Unauthorized unless a resume token may authorize the request.
+        """Raise Unauthorized for a request without API key, unless a resume token may authorize it.
 
-        The origin checks the token.
+        A request has its token in a header or in the query, and a WebSocket in its frames. The
+        origin checks the token.
         """
         has_token = has_token or head.value(TOKEN_HEADER) is not None
         if head.path == SESSION_PATH or (has_token and _OF_A_STREAM.fullmatch(head.path)):

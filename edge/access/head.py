@@ -115,7 +115,8 @@ def _bare(node: str) -> str:
 def _x_forwarded(head: Head) -> Iterator[Hop]:
     """Yield the hops of `X-Forwarded-*`, the nearest proxy's first.
 
-    All hops get the scheme and the host of the nearest proxy, because those headers list no hops.
+    All hops get the scheme and the host that the nearest proxy has set: unlike `X-Forwarded-For`,
+    the headers for these two need not have an entry for each hop.
     """
     schemes = head.values(b"x-forwarded-proto")
     hosts = head.values(b"x-forwarded-host")

@@ -1,4 +1,4 @@
-"""The priority class that an API key is bound to, and what a request of that key may ask for.
+"""The priority class that an API key is bound to, and how it limits the requests of this key.
 
 A request of a bound key has the key's class by default. The request may ask for a less urgent
 class, but not for a more urgent one.

@@ -1,4 +1,4 @@
-"""Operators' queries to origins: Calls to the object of class `operator` at each origin."""
+"""Sends operators' queries to origins, as Calls: each origin has an object that answers them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tailrace.ledger.frame import Call, Caller
 
 Document = dict[str, Any]
 Answers = Mapping[str, Document | TailraceError]
-"""Maps the address of each origin to its answer, or to the error of an origin without answer."""
+"""Maps the address of each origin to its answer, or to an error if the origin has not answered."""
 
 
 def by_origin(answers: Answers) -> Document:
@@ -89,7 +89,7 @@ def _row(address: str, answer: Document | TailraceError) -> Document:
 
 
 OPERATOR = "operator"
-"""Class of the object at each origin that answers operators' queries."""
+"""Class of the object that answers operators' queries; each origin has one."""
 TIMEOUT_S = 5.0
 """Timeout for an origin's answer, in seconds. The other origins' answers are shown anyway."""
 SIMULATION_TIMEOUT_S = 70.0

@@ -74,7 +74,7 @@ def _route(path: str, handler: Handler, method: str = "GET") -> Route:
 async def _each(
     asked: str, request: Request, queries: OriginQueries, query: dict[str, str]
 ) -> dict[str, object]:
-    """Query every origin, or the chosen one, and return each answer."""
+    """Send the query `asked` to all origins, or to the one that the request names."""
     body = await read_body(request)
     chosen = _chosen(request, query)
     is_order = asked in WARM_ORDERS
@@ -89,7 +89,7 @@ async def _each(
 async def streams(
     request: Request, queries: OriginQueries, query: dict[str, str]
 ) -> dict[str, object]:
-    """List the streams that run or wait, of all origins or of the chosen one."""
+    """List the streams that run or wait, of all origins or of the one that the request names."""
     chosen = _chosen(request, query)
     offset, limit = (_number(query, *one) for one in (("offset", "0"), ("limit", DEFAULT_PAGE)))
     many = len(link_of(request).origins) > 1 and chosen is None
@@ -158,14 +158,14 @@ async def health(
 async def simulate(
     request: Request, queries: OriginQueries, query: dict[str, str]
 ) -> dict[str, object]:
-    """Simulate arrivals of requests at the first origin; any origin gives the same result."""
+    """Let one origin simulate arrivals of requests; every origin would give the same result."""
     body = await read_body(request)
     call = queries.call("simulate", query, "POST", body)
     return await queries.one(link_of(request).address, call, SIMULATION_TIMEOUT_S)
 
 
 def _chosen(request: Request, query: dict[str, str]) -> list[str] | None:
-    """Return the chosen origin, or None for all."""
+    """Return the address that the query parameter `origin` names, or None for all origins."""
     wanted = query.pop("origin", None)
     if wanted is None:
         return None

@@ -15,11 +15,12 @@ from tailrace.ledger.frame import LINK_CODEC, Call, Caller, Opened, Resume
 from tailrace.ledger.links.cached_tokens import CACHED_TOKENS
 
 TIMEOUT_S = 2.0
-"""Maximum time in seconds that the end of a message waits for the number."""
+"""Maximum time in seconds that the last events of a message wait for the number of cached
+tokens."""
 
 
 async def cached_tokens(link: OriginPool, opened: Opened, caller: Caller | None) -> int:
-    """Return the number for a stream that has ended; 0 if no origin tells it in time."""
+    """Return how many prompt tokens of an ended stream were cached; 0 if no origin answers."""
     resume = Resume(opened.stream, token=opened.token or None)
     call = Call(
         CACHED_TOKENS,

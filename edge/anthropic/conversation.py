@@ -21,9 +21,10 @@ BLOCKS = {
 }
 """The types of blocks that a message of each role may have."""
 TURN_BREAK = "\n\n"
-"""Text between consecutive messages of one role, which are one turn of the conversation."""
+"""Text between the consecutive messages of one role that are joined into one turn."""
 CHOICES = {"auto": ToolChoice.AUTO, "any": ToolChoice.REQUIRED, "none": ToolChoice.NONE}
-"""Maps the types of Anthropic's `tool_choice` that name no tool to the field of an Open frame."""
+"""Maps each `tool_choice.type` of Anthropic's API that names no tool to the value in an Open
+frame."""
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 _STRING = {"type": "string"}
 _CACHED = {"cache_control": {"description": "Accepted, and has no effect."}}

@@ -40,7 +40,7 @@ from tailrace.ledger.stream_text import AppendedText
 PREFIX = "msg_"
 """Prefix of the id of a message, before the id of its stream."""
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
-"""The keepalive."""
+"""The event that is sent as a keepalive while the stream is quiet."""
 STOP_REASON = {
     FinishReason.STOP: "end_turn",
     FinishReason.LENGTH: "max_tokens",
@@ -51,7 +51,8 @@ STOP_REASON = {
 STOP_SEQUENCE = "stop_sequence"
 """The `stop_reason` of text that ended at a stop sequence, which `StreamEnd.message` names."""
 CANCELLED = "cancelled"
-"""The `stop_reason`, unknown to Anthropic, of a message that was cancelled and is read later."""
+"""The `stop_reason` of a message that was cancelled and is read later. Anthropic's API has no such
+reason."""
 
 
 # ---- content blocks ----

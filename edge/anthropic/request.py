@@ -72,13 +72,13 @@ class Thinking(Enum):
 
 
 class _Part(BaseModel):
-    """Base of the objects in a request."""
+    """Base class of the nested objects in a request body; unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class ThinkingBody(_Part):
-    """The field `thinking`."""
+    """The field `thinking` of a request: if and how the client wants the model's reasoning."""
 
     type: Annotated[Text, Field(json_schema_extra={"enum": ["enabled", "disabled", "adaptive"]})]
     budget_tokens: Count | None = Field(
@@ -114,7 +114,7 @@ class MetadataBody(_Part):
 
 
 class OutputBody(_Part):
-    """The field `output_config`."""
+    """The field `output_config` of a request, which sets the format of the answer."""
 
     effort: str | None = Field(None, description="a string; it has no effect")
     format: dict[str, Any] | None = Field(
@@ -210,9 +210,10 @@ def parse_body(
 
 
 def read_note(text: str | None) -> Thinking:
-    """Return how the request of a stream wants reasoning shown, from the stream's note.
+    """Return how the reasoning of a stream is shown; `text` is the stream's note.
 
-    The reasoning of a stream that another route has opened is shown.
+    The note holds what the request asked for. If another route has opened the stream, the note has
+    no such field, and the reasoning is shown.
     """
     try:
         return Thinking(json.loads(text or "")["message"]["thinking"])

@@ -33,7 +33,8 @@ from tailrace.ledger.links.token_count import TOKEN_COUNT
 
 VERSION_HEADER = "anthropic-version"
 VERSIONS = ("2023-06-01", "2026-10-21")
-"""The versions of the API that are served. Every POST that the API has must name one of them.
+"""The versions of the API that are served. A POST to a route of Anthropic's own API must name one
+of them in a header.
 
 Anthropic's versions differ in the parameters that they refuse. Here both accept sampling settings.
 """
@@ -159,7 +160,11 @@ def _after(request: Request) -> int | None:
 
 
 def _wants_events(request: Request, after: int | None) -> bool:
-    """Return True if the query, or without `stream` in the query the headers, ask for events."""
+    """Return True to answer with events, False to answer with a document.
+
+    The query's `stream` decides. Without it, the client wants events if it resumes after an event,
+    or if its Accept header names them.
+    """
     if "stream" in request.query_params:
         return flag(request.query_params, "stream")
     return after is not None or View.SSE.value in request.headers.get("Accept", "")
@@ -179,7 +184,11 @@ async def _so_far(request: Request, asked: Resume) -> Response:
 
 
 async def _read(request: Request, wanted: Open | Resume) -> tuple[Opened, StreamedMessage]:
-    """Return a message as far as a request's stream has got, or to its end."""
+    """Read the stream of a request, and return it as a message.
+
+    For an Open, the stream is read to its end; for a Resume with `follow=False`, as far as it has
+    got.
+    """
     with Reader(link_of(request)) as reader:
         opened = await unless_disconnected(request, reader.open(wanted))
         message = StreamedMessage(opened)

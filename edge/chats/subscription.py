@@ -76,7 +76,7 @@ class ChatSubscription:
         self._turns: asyncio.Queue[Fields] = asyncio.Queue(MAX_QUEUED_TURNS)
         self._pieces: list[bytes] = []
         self._news = asyncio.Event()  # a piece was added, or a task has ended
-        self._room = asyncio.Event()  # pieces were taken
+        self._room = asyncio.Event()  # `body` has taken pieces, so there is room for more
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:

@@ -49,7 +49,7 @@ origin reports in this time that the stream has ended, the response is an empty 
 body begins."""
 
 SCHEMA_ID = SCHEMA_HASH.hex()
-"""The identity of the schema, for the header `Tailrace-Schema` of every response with a stream."""
+"""Hash of the wire schema, for the header `Tailrace-Schema` of every response with a stream."""
 HEADERS = {
     "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",  # the URL may contain a resume token
@@ -92,7 +92,7 @@ class Encoder(Protocol):
 
 
 class NativeEncoder(Encoder):
-    """Base class of the encoders of `/v1/generate`, which encode each frame by itself."""
+    """Base class of the encoders of `/v1/generate`, which encode each frame separately."""
 
     __slots__ = ()
     ends_by_204 = True  # after a 204, a browser's EventSource does not reconnect again

@@ -34,7 +34,7 @@ class JsonLinesEncoder(NativeEncoder):
 
 
 def line(raw: bytes) -> bytes:
-    """Return the line of an encoded frame; nothing for a frame that is no event."""
+    """Return the line for an encoded frame; empty if the frame is of a type that is not sent."""
     token = short_token(raw)
     if token is not None:
         return b'{"type":"token","text":"%b","index":%d}\n' % token

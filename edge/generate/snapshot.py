@@ -30,7 +30,7 @@ text is sent as several snapshots."""
 _SIZE_AT, _TEXT_AT = 9, 10
 """Byte offsets of a Token's text length and text in its encoded frame."""
 _SHORT_BYTES = 1 << 7
-"""Length in bytes from which on the length field of a text takes more than one byte."""
+"""From this number of bytes on, a text has a length field of more than one byte."""
 
 Folded = Callable[[int, str, int, bool], Frame]
 """A function that makes the one frame that replaces several. Its arguments are the index of the

@@ -1,4 +1,4 @@
-"""The encoder of responses that begin with a snapshot, in any dialect."""
+"""The encoder of responses that begin with a snapshot, in the format of any API."""
 
 from __future__ import annotations
 

@@ -230,7 +230,9 @@ class OriginPool:
             if not any(other.usable for other in self.origins if other is not origin):
                 continue
             for route in origin.relay.waiting():
-                if route.sent:  # only the lost origin's ledger can have the stream
+                # A sent request may have begun a stream, which only origins with the lost origin's
+                # ledger can continue.
+                if route.sent:
                     route.ledger = origin.ledger
                 other = self._chosen(route)
                 if other is not None and other is not origin and other.usable:

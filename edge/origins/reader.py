@@ -43,7 +43,7 @@ WINDOW_BODY_BYTES = 128 << 10
 MAX_WHOLE_BYTES = 8 << 20
 """Maximum bytes of an object's answer that `whole_answer` collects."""
 CORR = 0
-"""Correlation id (corr) of each HTTP request, which is the only request of its sink."""
+"""Correlation id (corr) of the request of every `Reader`: each has only this one request."""
 
 A = TypeVar("A", bound=Frame)
 R = TypeVar("R", bound=Open | Resume)
@@ -87,7 +87,7 @@ class Reader:
         self.link.forget(self)
 
     def __enter__(self) -> Self:
-        """Close the reader when the context ends."""
+        """Return this reader, which is closed when the context ends."""
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -7,8 +7,9 @@ encryption and loss recovery are used as they are.
 
 aioquic writes all other packets. This module asks aioquic for them after each event that can make
 one due: a packet that the client wants acknowledged, a packet from another address or for another
-connection id, a loss, a timer, many finished streams, and our own calls. Most packets of a client
-only acknowledge, and after these nothing is due.
+connection id, a loss, a timer, many finished streams, and calls of this edge, such as
+`reset_stream`. Most packets of a client only acknowledge others: after such a packet aioquic has
+nothing to send.
 """
 
 from __future__ import annotations
@@ -87,19 +88,19 @@ class SendingConnection(QuicConnection):
         super().handle_timer(now)
 
     def reset_stream(self, stream_id: int, error_code: int) -> None:
-        """Break a response off."""
+        """Reset a response (RESET_STREAM), so that the client sees that its body is incomplete."""
         self._must_ask_aioquic = True
         super().reset_stream(stream_id, error_code)
 
     def stop_stream(self, stream_id: int, error_code: int) -> None:
-        """Ask for no more of a request."""
+        """Ask the client to stop sending the body of its request (STOP_SENDING)."""
         self._must_ask_aioquic = True
         super().stop_stream(stream_id, error_code)
 
     # ---- sending ----
 
     def sendable_bytes(self, stream_id: int) -> int:
-        """Return how many bytes of a response would leave at once, beyond those sent before."""
+        """Return how many more bytes of a response congestion and flow control allow now."""
         stream = self._streams.get(stream_id)
         if stream is None or self._pacing_at is not None:
             return 0
@@ -152,7 +153,7 @@ class SendingConnection(QuicConnection):
     def _response_datagrams(
         self, unsent: Sequence[Any], now: float
     ) -> list[tuple[bytes, NetworkAddress]]:
-        """Return packets of responses, as many as may leave now."""
+        """Return packets of responses, as many as congestion control and pacing allow now."""
         loss: Any = self._loss
         cid = self._peer_cid.cid
         packets: Any = ResponsePackets(

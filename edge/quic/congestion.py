@@ -15,7 +15,7 @@ from tailrace.edge.quic.interface import TIMER_S
 CONGESTION_CONTROL = "reno-counting-losses"
 """Name of `LossCountingReno` in a QuicConfiguration."""
 PACING_GAIN = 2
-"""Number of congestion windows sent per round trip. Linux uses 2 while a window grows."""
+"""Pacing rate, in congestion windows per round trip. Linux uses 2 while a window grows."""
 UNPACED_PACKETS = 64
 """Maximum number of packets that leave at once before the first round-trip time is known. The
 congestion window allows fewer."""
@@ -36,7 +36,7 @@ register_congestion_control(CONGESTION_CONTROL, LossCountingReno)
 
 
 class TimerPacer(QuicPacketPacer):
-    """aioquic's pacing, for timers of a millisecond.
+    """aioquic's pacing, adapted to timers with a resolution of one millisecond.
 
     An initial window may leave at once (RFC 9002, 7.7), and so may all packets that are due before
     the next timer can fire.

@@ -17,7 +17,8 @@ LARGE_DATAGRAM_BYTES = 1452
 MAX_PROBES, PROBE_INTERVAL_S = 3, 1.0
 """Maximum number of probes of a path, and seconds between them (RFC 8899, 5.1)."""
 MAX_LOST_IN_A_ROW = 3
-"""Number of large datagrams, lost one after another, that shows a narrower path."""
+"""After this many large datagrams lost in a row, the path counts as one that carries only small
+ones."""
 
 
 class PathMtu:

@@ -19,8 +19,9 @@ STREAM_FRAME = 0x0E
 """Type of a STREAM frame with an offset and a length (RFC 9000, 19.8). With its lowest bit
 set (FIN), the frame ends the stream."""
 MAX_SHORT_OFFSET = 1 << 29
-"""Offset in a stream from which on `put` encodes all offsets in 8 bytes. Offsets below 1 << 30 fit
-into 4 bytes, and the data of one call is far smaller than the difference."""
+"""From this offset in a stream on, `put` encodes offsets in 8 bytes, and before it in 4 bytes. 4
+bytes can hold offsets below 1 << 30: one call of `put` that begins before this offset cannot exceed
+that."""
 MIN_PIECE_BYTES = 64
 """Minimum free bytes for which a STREAM frame is put into a packet that holds other frames."""
 
@@ -29,7 +30,8 @@ DeliveryHandler = tuple[Callable[..., None], tuple[Any, ...]]
 
 _SHORT_OFFSETS = Struct(">IH").pack, 0x80 << 24
 _LONG_OFFSETS = Struct(">QH").pack, 0xC0 << 56
-"""Encoders of an offset with a length, and the mark of the offset's size (RFC 9000, 16)."""
+"""Encode an offset and a length. The offset's two highest bits say how long it is (RFC 9000,
+16)."""
 
 
 class SentPacket:

@@ -85,7 +85,7 @@ class Http3Client:
 
 
 class QuicServer:
-    """Routes datagrams to connections; flush the batch after `receive`."""
+    """Routes datagrams to connections; after `receive`, the caller must flush the batch."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class QuicServer:
             connection.mark_dirty()
 
     def expire(self, connection: Http3Client) -> None:
-        """Handle the deadline of a connection, which has passed."""
+        """Handle the timer of a connection: its handshake has timed out, or QUIC has work to do."""
         now = self._clock_s()
         if not connection.is_established and now >= connection.handshake_until:
             self._drop(connection)
@@ -148,7 +148,11 @@ class QuicServer:
         connection.mark_dirty()  # the flush also sets the next deadline
 
     def flush(self, connection: Http3Client) -> None:
-        """Send a connection's datagrams, and continue responses that can be written again."""
+        """Send a connection's waiting datagrams, and set its next timer.
+
+        A response that was blocked because too much of its data was unsent continues if it has room
+        again.
+        """
         if connection.is_closed:
             return
         now = self._clock_s()

@@ -55,7 +55,8 @@ class Deadline:
         self.on_expired = on_expired
         self._at_s: float | None = None
         self._timer: Timer | None = None
-        self._timer_s = 0.0  # time (`clock_s`) at which the timer fires, not after the deadline
+        # Time (`clock_s`) at which the timer fires; never later than the deadline.
+        self._timer_s = 0.0
 
     def set(self, after_s: float) -> None:
         """Set the deadline to `after_s` seconds from now, whatever was set before."""

@@ -162,7 +162,8 @@ async def _listen(bound: socket.socket, make: Callable[[], Connection]) -> async
 def _listen_quic(bound: Sequence[socket.socket], context: TcpContext, process: int) -> QuicListener:
     config = context.config
     first_cid_byte = process if config.processes > 1 else None
-    assert config.certificate is not None and config.key is not None  # else no QUIC socket exists
+    # QUIC sockets exist only with a certificate.
+    assert config.certificate is not None and config.key is not None
     secret = config.origin_credentials.secret
     library = AioquicLibrary(config.certificate, config.key, first_cid_byte, secret)
     listener = QuicListener(bound, library, context, context.limits)

@@ -1,7 +1,7 @@
 """Telemetry of one request, from its head to the end of its response, and the edge's counters.
 
 A detached stream reports its own progress, and the middleware reports that of all other responses.
-Counters are plain numbers, which a scrape reads. No frame is measured by itself: the frames of one
+Counters are plain numbers, which a scrape reads. Frames are not measured one by one: those of one
 read of a link are counted together, and the `FlushBatch` measures the delay of one read in eight.
 """
 
@@ -256,7 +256,7 @@ def request_id() -> str:
 
 
 def traced(request: A) -> A:
-    """Return a request to an origin with the trace of the running HTTP request."""
+    """Return the request; if it is an Open, with the trace id of the running HTTP request."""
     metrics = current.get()
     return request if metrics is None else with_trace(request, metrics)
 

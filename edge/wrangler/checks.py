@@ -99,7 +99,7 @@ def compatibility_date(value: object, path: str) -> Problems:
     """Check that a value is an existing date, written as a text such as `2026-01-31`."""
     try:
         if not isinstance(value, str) or not re.fullmatch(r"\d{4}-\d\d-\d\d", value):
-            raise ValueError("is not a date in quotes")
+            raise ValueError("must be a string that holds a date")
         date.fromisoformat(value)
     except ValueError as error:
         yield Problem(path, str(error), 'write an existing date, such as "2026-01-31"')
