@@ -600,7 +600,7 @@ class OriginConfig(Settings):
 
 
 class PipelineConfig(OriginConfig):
-    """Settings of the workers of a pipeline, which no file can set as they are.
+    """Settings of a pipeline's workers. The origin makes them; no settings file contains them.
 
     `pipeline` is the pipeline's table, and `socket` the Unix socket at which its workers read the
     streams of other models from the origin.

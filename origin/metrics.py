@@ -172,7 +172,7 @@ class Metrics:
         for reason in FinishReason:
             self._ended.labels(reason.word)
 
-    # ---- what happens ----
+    # ---- events to record ----
 
     def stages(self, model: str, times: Iterable[StageTime]) -> None:
         """Record the times of a pipeline's stages for one stream."""

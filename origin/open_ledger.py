@@ -19,8 +19,8 @@ from tailrace.ledger.sqlite.retention import RetentionSettings
 from tailrace.origin.config import LedgerConfig
 
 SEEN_NAME = "ledger.db.seen"
-"""Name of a file in the data folder with the path of the ledger, written when it is created. With
-it, a ledger that has disappeared is not mistaken for a new origin without a ledger."""
+"""Name of a file in the data folder that holds the path of the ledger. It is written once the
+ledger exists. If the ledger then disappears, the origin refuses to start with an empty one."""
 
 log = structlog.get_logger("origin")
 

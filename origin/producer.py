@@ -32,14 +32,14 @@ from tailrace.origin.generations.recipe import Recipe
 from tailrace.origin.plugin import load_plugin
 from tailrace.origin.tool_calls import CallPiece
 
-# ---- what a producer is given ----
+# ---- the input of a producer ----
 
 
 @dataclass(slots=True)
 class RunFate:
-    """The fate of a stream whose run is cancelled.
+    """Tells a cancelled call of `Producer.produce` if its stream has ended.
 
-    `is_over` is True if the stream ends with this run. Otherwise another run may continue it.
+    `is_over` is True if the stream has ended. Otherwise a later call may continue the stream.
     """
 
     is_over: bool = False
@@ -75,14 +75,15 @@ class Request:
     stream: bytes = b""
     """Id of the stream."""
     skipped: tuple[tuple[str, int], ...] = ()
-    """Stages of a pipeline that were skipped, each with the item from which on."""
+    """Names of pipeline stages that were skipped, each with the number of items that it had
+    processed before."""
     fate: RunFate = field(default_factory=RunFate)
-    """Set before the run is cancelled."""
+    """Is set before the worker cancels the call of `produce`."""
     stages: list[TimedStage] = field(default_factory=list)
-    """The times of the stages, which a pipeline adds when it starts."""
+    """The times of a pipeline's stages. The producer of the pipeline fills this list."""
 
 
-# ---- what it gives ----
+# ---- the outputs of a producer ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ class Data:
 class Vector:
     """An embedding: finite numbers, stored as fp32.
 
-    One that is too large for a frame is sent as a Data message of little-endian fp32 numbers.
+    A vector that is too large for a frame is sent as a Data message of little-endian fp32 numbers.
     """
 
     values: tuple[float, ...]

@@ -22,16 +22,16 @@ LOST = (FinishReason.FAILED, FinishReason.ORIGIN_LOST)
 
 @dataclass(slots=True)
 class SloCount:
-    """Number of streams of one class and model, and of those among them that missed the promise."""
+    """Number of streams of one class and model, and number of them that missed the promise."""
 
     streams: int = 0
     missed: int = 0
 
 
 class SloCounts:
-    """The streams of one origin by class and model, of those classes that have a promise.
+    """Counts the streams of one origin by class and model, for the classes that have a promise.
 
-    `promised_s` has the promised time in seconds of each such class, by the class's name.
+    `promised_s` has the promised time of each of these classes in seconds, by the class's name.
     """
 
     def __init__(self, promised_s: Mapping[str, float] | None = None) -> None:

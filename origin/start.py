@@ -85,7 +85,10 @@ def run(
 
 @contextmanager
 def _socket_for(plans: list[ModelPlan]) -> Iterator[Path | None]:
-    """Give the workers of pipelines the path of a socket of this origin; None without pipelines."""
+    """Yield the path for a Unix socket at which workers of pipelines reach this origin.
+
+    The path is added to the settings of the pipelines in `plans`. It is None without pipelines.
+    """
     if not any(isinstance(plan.config, PipelineConfig) for plan in plans):
         yield None
         return

@@ -95,7 +95,7 @@ async def serve(
 
 
 def _reader_of(config: OriginConfig) -> PromptReader | None:
-    """Return what tokenizes a model's prompts; None if its workers are of kind `text`."""
+    """Return the tokenizer of a model's prompts; None if its workers are of kind `text`."""
     if not makes_tokens(config):
         return None
     # Imported late: it needs packages of the extra `torch`, which an origin that serves only an
@@ -203,7 +203,7 @@ class Supervisor:
     async def serve(
         self, running: Sequence[asyncio.Task[Any]], stop: Stop, socket: Path | None = None
     ) -> None:
-        """Run until a part ends, and raise its error if it failed."""
+        """Run all parts until one of them ends, and raise its error if it failed."""
         address, credentials = self._config.link_address, self._config.link_credentials
         try:
             server = await listen(self._link, address, credentials)
@@ -253,7 +253,7 @@ class Supervisor:
         return EdgeLink(self.service, self._links, self._fail, secret)
 
     def _inner_link(self) -> EdgeLink:
-        """Return the link of a pipeline's worker; only this user can open its socket."""
+        """Return a link for a pipeline's worker. It needs no secret: only this user can connect."""
         return EdgeLink(self.service, self._links, self._fail)
 
     def _fail(self, error: LedgerFailed) -> None:
@@ -319,8 +319,8 @@ class Supervisor:
     def _unless_unread(self) -> Iterator[None]:
         """Log, instead of raising it, an error that says that the ledger is unreadable or damaged.
 
-        The `with` block is tried again soon. The error of a failed write is raised, and ends the
-        origin.
+        The caller runs the `with` block again at its next interval. The error of a failed write
+        (LedgerFailed) is raised, and ends the origin.
         """
         try:
             yield

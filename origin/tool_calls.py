@@ -173,7 +173,7 @@ class CallReader:
         out, self._out = self._out, []
         return out
 
-    # ---- states: each returns True if the (next) state can go on at once ----
+    # ---- states: each returns True if the current state, which it may change, can go on ----
 
     def _in_text(self, last: bool) -> bool:
         if self._markup.ends or (self._markup.begins and not self.calls):
@@ -181,7 +181,7 @@ class CallReader:
         return self._before_object(last)
 
     def _before_object(self, last: bool) -> bool:
-        """Find a call that begins without a mark of its own: it is just JSON."""
+        """Find a call that is plain JSON, without a mark in front of it."""
         begins, spaces = self._markup.begins, " \t\r\n" + self._markup.around
         rest = self._rest if self.calls else self._rest.lstrip().removeprefix(begins)
         rest = rest.lstrip(spaces if self.calls or begins else None)

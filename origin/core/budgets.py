@@ -1,4 +1,4 @@
-"""Budgets of API keys: how many tokens a key may use in a day and in a month of UTC.
+"""Budgets of API keys: how many tokens a key may use in a UTC day and in a UTC month.
 
 The tokens of ended streams come from the ledger, which several origins may share. A key's sums are
 read when the key is first seen, and again every few seconds. The tokens of streams that have ended

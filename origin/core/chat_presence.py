@@ -1,4 +1,4 @@
-"""Presence of chats: how many clients follow each chat, through all origins of its ledger.
+"""Presence of chats: how many clients follow each chat, at all origins that share the ledger.
 
 An origin counts its own followers. On a shared ledger it publishes its counts, and reads the sums
 of the other origins, in rounds: at most one a second, and none while nothing changes and nobody
@@ -21,7 +21,8 @@ RECHECK_INTERVAL_S = 5.0
 """Seconds after which an origin reads the counts that other origins have published again, even
 without a notification, and after which it repeats a round that has failed."""
 MAX_ROUND_CHATS = 10_000
-"""Maximum chats that one round publishes, and maximum chats that it reads. Others wait."""
+"""Maximum number of chats that one round publishes, and maximum number that it reads. Other chats
+wait for the next round."""
 UNKNOWN = -1
 """Stands for a published count when the outcome of publishing is not known."""
 
@@ -35,15 +36,15 @@ class Round:
 
 
 class ChatPresence:
-    """Counts the followers of chats, each of which is named by the stream of its turns.
+    """Counts the followers of chats. The id of a chat is that of the stream that holds its turns.
 
-    `shared` is True if the ledger may have other origins. Times are of the caller's clock, in s.
+    `shared` is True if other origins may use the ledger. Times are of the caller's clock, in s.
     """
 
     def __init__(self, *, shared: bool) -> None:
         self._shared = shared
         self._here: Counter[bytes] = Counter()
-        self._others: dict[bytes, int] = {}  # of chats that are followed here, once read
+        self._others: dict[bytes, int] = {}  # chat with followers here -> followers elsewhere
         self._published: dict[bytes, int] = {}
         # Dicts used as sets that keep the order of insertion.
         self._unpublished: dict[bytes, None] = {}

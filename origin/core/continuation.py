@@ -58,8 +58,8 @@ def _inexact(recipe: Recipe, ready: Ready, history: History, index: int) -> list
     )
     notice = Notice(
         "inexact",
-        f"another engine goes on ({now}, on {ready.device}) than the one that began ({before}): "
-        "the text may differ from that of an uninterrupted run",
+        f"the engine {before} began this stream, and the engine {now} on {ready.device} continues"
+        " it: the text may differ from that of an uninterrupted run",
         index,
     )
     said = {(notice.code, notice.message) for notice in history.notices}

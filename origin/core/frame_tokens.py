@@ -1,4 +1,4 @@
-"""The number of tokens in the frames of a stream, as runs of frames with equally many tokens."""
+"""The number of tokens in each frame of a stream, run-length encoded."""
 
 from __future__ import annotations
 

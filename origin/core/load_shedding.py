@@ -127,7 +127,7 @@ class LoadShedding:
         if readings.free_memory < FREE_MEMORY_LOW:
             return f"{readings.free_memory:.1%} of memory is left"
         if readings.wait_s > self._most_wait_s:
-            return f"a stream has waited {readings.wait_s:.0f} s to be begun"
+            return f"a stream has waited {readings.wait_s:.0f} s for a worker to start it"
         return ""
 
     def _is_low(self, readings: Readings) -> bool:

@@ -56,7 +56,10 @@ PRICE_WEIGHT = 0.3
 
 
 class ShadowListener(Protocol):
-    """Receives the requests of a pool: the shadow pool, whose decisions are not carried out."""
+    """The interface of the shadow pool, whose decisions are not carried out.
+
+    It gets the requests of the pool that serves them.
+    """
 
     def arrived(self, model: str, request: Hashable, now: float) -> None:
         """Note that a request has arrived."""
@@ -409,7 +412,7 @@ class ModelPool:
         if model.state in (ModelState.LOADING, ModelState.READY, ModelState.QUEUED):
             return
         if hint is not Hint.OPERATOR and not self._fits(model):
-            self._log(model, PoolChoice.DECLINE, "there is no free room", features)
+            self._log(model, PoolChoice.DECLINE, "there is no free memory", features)
             return
         self._want(model, PoolChoice.PREWARM, f"hint: {hint}", features)
 
@@ -583,10 +586,10 @@ class ModelPool:
         if until_s <= self._now:
             return
         if not self._fits(model):
-            self._log(model, PoolChoice.DECLINE, "there is no free room", {})
+            self._log(model, PoolChoice.DECLINE, "there is no free memory", {})
             return
         model.keep_until_s = until_s
-        self._want(model, PoolChoice.PREWARM, "its next request is foreseen", {})
+        self._want(model, PoolChoice.PREWARM, "a request is expected soon", {})
 
     def _want(
         self, model: ServedModel, choice: PoolChoice, reason: str, features: dict[str, float]
@@ -675,7 +678,7 @@ class ModelPool:
                 victims = self._ranking.victims(left, left, still)
                 gone += [self._models[name] for name in victims]
         for one in gone:
-            self._evict(one, f"{model.name} needs its room, and it was worth least")
+            self._evict(one, f"{model.name} needs its memory, and it was worth least")
 
     def _is_kept_from(self, one: ServedModel, other: ServedModel) -> bool:
         """Return True if the model `one` must not be unloaded to make room for `other`.
@@ -705,7 +708,7 @@ class ModelPool:
                 less = {device: lacks - one.member.on(device) for device, lacks in missing.items()}
                 missing = {device: lacks for device, lacks in less.items() if lacks > 0}
         for one in over if not missing else ():
-            one.reason = f"{model.name} has waited for its room"
+            one.reason = f"{model.name} has waited for its memory"
             self._turn(one, ModelEvent.DRAINED, one.reason)
             due_s = max(model.queued_s + TURN_S, one.turn_ends_s)
             features = {"waited_s": self._now - model.queued_s, "late_s": self._now - due_s}

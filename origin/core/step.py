@@ -26,9 +26,10 @@ class FailedRun(NamedTuple):
 
 
 class StepFrames(NamedTuple):
-    """The emissions of the runs that are still on their worker, with the stream of each row.
+    """The frames of one step whose runs are still on the step's worker, with their streams.
 
-    `failed` are runs that are retried; their emissions are not in `emissions`.
+    Row i of `emissions` belongs to `streams[i]`. `failed` has the runs that are retried; their
+    frames are not in `emissions`.
     """
 
     streams: Sequence[Stream]

@@ -57,7 +57,7 @@ class StreamsRequested:
 
 @dataclass(frozen=True, slots=True)
 class RequestClosed:
-    """A request to open streams is over: free the room of those that were not created."""
+    """A request to open streams has ended: free the room of the streams that were not created."""
 
     streams: Sequence[bytes]
 
@@ -107,7 +107,7 @@ class CancelRequested:
 
 @dataclass(frozen=True, slots=True)
 class SteerRequested:
-    """A client wants these token ids inserted next.
+    """A client wants these token ids inserted into a running stream, after its output so far.
 
     `ticket` is a number by which the caller recognises the answer to this order.
     """
@@ -119,7 +119,7 @@ class SteerRequested:
 
 @dataclass(frozen=True, slots=True)
 class WakeRequested:
-    """A paused stream is to continue."""
+    """A paused stream must continue, because a client sends it a Steer order."""
 
     stream: bytes
 
@@ -195,9 +195,9 @@ class EndRefused:
 
 @dataclass(frozen=True, slots=True)
 class RunsStarted:
-    """A worker has begun these runs, which have no output yet.
+    """A worker computes these runs now (see `Stream.run`), and they have no output yet.
 
-    If the worker dies, one of them may be the cause.
+    If the worker dies, one of these runs may be the cause.
     """
 
     worker: int
@@ -206,10 +206,11 @@ class RunsStarted:
 
 @dataclass(frozen=True, slots=True)
 class WorkerAvailable:
-    """A worker may be given streams: it is ready, or was silent and has sent a frame again.
+    """Streams may be placed on a worker: it has loaded its model, or sends frames again.
 
-    The core of models and workers has handled this before. `is_new`: the worker has just loaded its
-    model.
+    The caller must first report WorkerReady or WorkerHeard to the core of models and workers
+    (`ModelPool`). `is_new` is True if the worker has just loaded its model, and False if it was
+    silent and has sent a frame again.
     """
 
     worker: int
@@ -319,7 +320,10 @@ class OrderRun:
 
 @dataclass(frozen=True, slots=True)
 class SendFrame:
-    """Send a worker any other order; run 0 means the worker itself."""
+    """Send a frame other than the order of OrderRun to a worker.
+
+    `run` is the run to which the frame refers, or 0 if it refers to the worker as a whole.
+    """
 
     worker: int
     run: int

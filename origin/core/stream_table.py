@@ -52,7 +52,7 @@ class StreamTable:
     Attributes:
         by_id: Records of the streams that are generated here or wait for a worker.
         opening: Streams that are being opened.
-        paused: Streams that wait for a reader; those that were paused first come first.
+        paused: Streams that wait for a reader, in the order in which they were paused.
         left: Streams without an end that this origin cannot continue.
         ended: The last streams that have ended here.
         revision: Number of changes to records so far.
@@ -178,7 +178,7 @@ class StreamTable:
             self._require_room(streams, Priority(level))
 
     def _require_room(self, streams: int, priority: Priority) -> None:
-        """Raise `Overloaded` if this and the less urgent classes together would be too many."""
+        """Raise `Overloaded` if this class and the less urgent ones would have too many streams."""
         words = {one.word for one in Priority if one >= priority}
         count = sum(stream.recipe.priority in words for stream in self.by_id.values())
         count += sum(one.priority >= priority for one in self.opening.values())

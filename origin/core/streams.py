@@ -432,7 +432,8 @@ class StreamCore:
     def _order_refused(self, event: events.OrderRefused) -> None:
         stream = self.table.by_id.get(event.stream)
         if stream is not None and stream.run == event.run and stream.state in GENERATING:
-            self._end(stream, FinishReason.FAILED, "no worker can be told to go on with it")
+            message = "the order to generate this stream is too large for a frame"
+            self._end(stream, FinishReason.FAILED, message)
 
     def _refused(self, stream: Stream, error: TailraceError | None) -> None:
         """End, defer, drop or requeue a stream whose claim or frame the ledger has refused."""
@@ -444,7 +445,7 @@ class StreamCore:
                 self._end(stream, FinishReason.FAILED, error.message, retryable=True)
             case Damaged() | FrameError():
                 self._log("error", "stream.damaged", stream, error=str(error))
-                reason = "what was stored of it is damaged"
+                reason = "the stored frames of this stream are damaged"
                 self._end(stream, FinishReason.FAILED, reason)
             case Unavailable():
                 self._defer(stream, error)
@@ -455,7 +456,7 @@ class StreamCore:
             case _ if stream.state is StreamState.RECALLED:
                 self._release(stream)
             case _:
-                if not self._blame(stream, "fell out of step with"):
+                if not self._blame(stream, "sent frames that do not fit"):
                     self.table.turn(stream, StreamEvent.UNPLACED)
                     self.table.queue(stream)
 
@@ -792,7 +793,7 @@ class StreamCore:
         self._log("warning", "stream.idle", stream, state=state, idle_s=self._idle_s)
         self._order(events.RecordIdle(state))
         self._send_cancel(stream, is_final=True)
-        why = f"nobody read it and nothing came of it for {self._idle_s:g} s"
+        why = f"the stream had neither a reader nor output for {self._idle_s:g} s"
         self._end(stream, FinishReason.FAILED, why, retryable=True)
 
     def _paused_too_long(self) -> list[bytes]:
@@ -817,7 +818,7 @@ class StreamCore:
                 self._send_mode(worker)
         if shedding.is_critical(readings) and (longest := self._longest_batch()) is not None:
             self._send_cancel(longest, is_final=True)
-            why = "it ran longest when the memory was nearly used up"
+            why = "memory was nearly used up, and this stream had the most tokens of class batch"
             self._end(longest, FinishReason.FAILED, why, retryable=True)
 
     def _longest_wait_s(self) -> float:
@@ -866,6 +867,9 @@ class StreamCore:
             self._order(events.SendFrame(worker.number, 0, self.shedding.worker_mode))
 
     def _takes_tokens(self, worker: int) -> bool:
-        """Return True unless a worker is of kind `text`, which has no steps and no classes."""
+        """Return True if a worker has loaded its model and is not of kind `text`.
+
+        Workers of kind `text` have no engine, so they ignore load shedding and readers.
+        """
         ready = self._models.workers[worker].ready
         return ready is not None and ready.kind != TEXT

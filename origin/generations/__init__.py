@@ -1,1 +1,1 @@
-"""Streams that are generated here: admission, recipes, runs."""
+"""Generations, the streams whose frames workers make: admission, recipes and runs."""

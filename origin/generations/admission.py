@@ -183,7 +183,10 @@ def _text_recipe(
 
 
 def settled(*said: Sampling) -> Sampling:
-    """Merge sampling settings: earlier arguments take precedence; a missing setting is neutral."""
+    """Merge sampling settings; earlier arguments take precedence.
+
+    A setting that no argument has gets its neutral value, which does not change the sampling.
+    """
     settled: dict[str, Any] = {name: setting.neutral for name, setting in SAMPLING.items()}
     for each in reversed(said):
         values = {name: getattr(each, name) for name in SAMPLING}
@@ -286,6 +289,7 @@ def check_ranges(request: Open) -> None:
 
 
 def _check_stops(stops: tuple[str, ...]) -> None:
+    """Check the number of stop sequences of a request, and the length of each."""
     if len(stops) > MAX_STOPS:
         raise CallerError(f"has {len(stops)} sequences", field="stop", hint=f"at most {MAX_STOPS}")
     for at, stop in enumerate(stops):

@@ -171,11 +171,11 @@ def inserted_ids(
         Conflict: The stream cannot take any text.
     """
     if reader is None or not recipe.prompt_ids:
-        raise cannot_insert("the worker of this stream takes no tokens, so text cannot be inserted")
+        raise cannot_insert("the worker of this stream cannot insert text into its output")
     if recipe.format is not None:
-        raise cannot_insert("the stream has an output format, which the text could break")
+        raise cannot_insert("the stream has an output format, and inserted text could violate it")
     if recipe.tools is not None and recipe.tools.forced:
-        raise cannot_insert("the stream must call a tool, which the text could break")
+        raise cannot_insert("the stream may contain only tool calls, so no text can be inserted")
     if len(text) > MAX_STEER_CHARS:
         raise TooLarge(
             f"{len(text)} characters", status=400, field="text", hint=f"at most {MAX_STEER_CHARS}"
@@ -256,13 +256,16 @@ def _no_conversation() -> TailraceError:
 
 def _belongs_to_parent(field: str) -> CallerError:
     return CallerError(
-        "cannot be changed: a branch has it from the stream that it branches",
+        "cannot be changed: a branch takes this field from its parent stream",
         field=field,
-        hint="leave it out, or begin a new stream",
+        hint="leave the field out, or begin a new stream",
     )
 
 
 def _cannot(why: str) -> Conflict:
     return Conflict(
-        f"the model {why}", code="cannot_branch", field="index", hint="use 0, or begin a new stream"
+        f"the model {why}",
+        code="cannot_branch",
+        field="index",
+        hint="branch at index 0, or begin a new stream",
     )

@@ -1,4 +1,7 @@
-"""The recipe of a generation. With it and the stored token ids any worker can continue."""
+"""Recipes: the settings of generations, stored in the ledger.
+
+With the recipe and the stored token ids of a stream, any worker can continue the stream.
+"""
 
 from __future__ import annotations
 
@@ -145,7 +148,10 @@ class Recipe(BaseModel):
         return self.model_copy(update={"fingerprint": fingerprint})
 
     def first_notices(self, logged: int) -> list[Notice]:
-        """Return the notices that a log with `logged` frames lacks, with their indexes."""
+        """Return those of the recipe's notices that are not in the stream's log yet.
+
+        `logged` is the number of frames in the log. The notices take the indexes from `base` on.
+        """
         notices = enumerate(self.notices, self.base)
         return [Notice(code, text, index) for index, (code, text) in notices if index >= logged]
 

@@ -321,7 +321,7 @@ class Runs(Owner):
         await self._happen(WorkerAvailable(slot.number, is_new=True))
 
     def worker_begun(self, slot: WorkerSlot, begun: ActiveRuns) -> None:
-        """Report to the core which runs a worker computes now that have no output yet.
+        """Report to the core the runs that a worker computes now and that have no output yet.
 
         If the worker dies, one of these runs may be the cause.
         """

@@ -1,4 +1,4 @@
-"""Reads from the ledger what keys with a budget have used."""
+"""Reads from the ledger how many tokens the API keys with a budget have used."""
 
 from __future__ import annotations
 

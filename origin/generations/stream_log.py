@@ -60,7 +60,7 @@ class History:
 
     @property
     def skipped(self) -> list[tuple[str, int]]:
-        """Return the stages that a pipeline has skipped, each with the item from which on."""
+        """Return the skipped stages of a pipeline, each with the item that it skipped first."""
         return [
             skipped
             for one in self.notices
@@ -96,12 +96,12 @@ class History:
 
 
 def skip_message(stage: str, item: int, reason: str) -> str:
-    """Return the message of the Notice that a stage is skipped from an item on."""
+    """Return the message of the Notice which says that a stage is skipped from an item on."""
     return f"{stage} is skipped from item {item} on: {reason}"
 
 
 def skipped_stage(code: str, message: str) -> tuple[str, int] | None:
-    """Return stage and item of a Notice that a stage is skipped; None for other notices."""
+    """Return the stage and the item in a Notice of a skipped stage; None for other notices."""
     match = _SKIPPED.match(message) if code == STAGE_SKIPPED else None
     return None if match is None else (match[1], int(match[2]))
 

@@ -143,7 +143,7 @@ async def test_of_three_models_two_fit_and_the_third_waits_for_its_turn(
         assert [model["id"] for model in listed] == ["one", "two", "three"]
         # A request for the list of models is a hint for the origin, which unloads nothing for it.
         declined = await house.decided("decline")
-        assert (declined["model"], declined["reason"]) == ("three", "there is no free room")
+        assert (declined["model"], declined["reason"]) == ("three", "there is no free memory")
         await shown(client, url, {"one": "compiled", "two": "compiled", "three": "cold"})
         whole = await start(client, url, request("one"))
         await start(client, url, request("two", 5))

@@ -157,7 +157,7 @@ async def test_a_stream_that_nobody_reads_and_that_makes_nothing_is_ended_in_tim
     await stage.later(1)
     end = await stage.end_of(A, after=int(state == "running"))
     assert (end.finish_reason, end.retryable) == (FinishReason.FAILED, True)
-    assert end.message == f"nobody read it and nothing came of it for {IDLE_STREAM_S:g} s"
+    assert end.message == f"the stream had neither a reader nor output for {IDLE_STREAM_S:g} s"
     assert stage.runs.table.count == 1, "one that is read may wait"
     assert (CancelRun(is_final=True) in stage.orders) is (state == "running")
     labels = {"state": state}

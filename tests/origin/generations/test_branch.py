@@ -196,7 +196,7 @@ def test_a_text_worker_gets_the_instruction_as_a_message() -> None:
 @pytest.mark.parametrize(
     ("fields", "recipe", "error", "field", "message"),
     [
-        ({"prompt": "x"}, PARENT, CallerError, "prompt", "a branch has it from"),
+        ({"prompt": "x"}, PARENT, CallerError, "prompt", "a branch takes this field from"),
         (
             {"format": OutputFormat(FormatKind.REGEX, "a")},
             PARENT,

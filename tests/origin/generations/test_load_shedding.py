@@ -39,7 +39,7 @@ async def test_workers_do_less_and_the_less_urgent_are_refused_while_a_stream_wa
     assert stage.slots[1].last == (0, SetShedding(small_steps=True, guess=False))
     await raised(stage, LoadLevel.NO_BATCH)
     batch = stage.runs.room(fresh(), priority=Priority.BATCH)
-    with pytest.raises(Overloaded, match="to be begun") as error, batch:
+    with pytest.raises(Overloaded, match="for a worker to start it") as error, batch:
         pass
     assert error.value.retryable
     with stage.runs.room(fresh(), priority=Priority.STANDARD):

@@ -226,7 +226,7 @@ async def test_a_stream_that_no_run_keeps_in_step_is_ended_as_failed(stage: Stag
     for _ in range(MAX_DEATHS):
         await stage.step(one, one.last[0], 1, "b")
     end = await stage.end_of(A)
-    assert end.message == f"{MAX_DEATHS} workers fell out of step with this stream"
+    assert end.message == f"{MAX_DEATHS} workers sent frames that do not fit this stream"
     assert stage.runs.table.count == 0
 
 

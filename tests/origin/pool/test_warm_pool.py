@@ -454,7 +454,7 @@ def test_one_that_waits_while_two_stay_busy_has_its_turn_when_the_older_of_them_
     assert pool.state("b") is ModelState.READY and pool.core.wake_at() == inf
     drain = pool.kept[-1]
     assert isinstance(drain, PoolDecision) and drain.choice is PoolChoice.DRAIN
-    assert (drain.reason, drain.features["waited_s"]) == ("c has waited for its room", 15.0)
+    assert (drain.reason, drain.features["waited_s"]) == ("c has waited for its memory", 15.0)
     pool.arrive("a", 4, 19.0, begun=True)  # one of the requests that it has already
     pool.arrive("a", 5, 19.0)
     assert pool.end("a", 1, 20.0) == []
