@@ -53,7 +53,10 @@ class Processes:
             raise
 
     def answers(self, lines: Sequence[str]) -> Iterator[tuple[int, Answer | ProcessError]]:
-        """Yield the index of each line with the answer or error for it, in order of completion."""
+        """Send each line to an idle worker; yield (index of the line, its answer or error).
+
+        The pairs come in the order in which the workers finish, not in the order of `lines`.
+        """
         with ThreadPoolExecutor(self._jobs) as threads:
             places = {threads.submit(self._ask, line): at for at, line in enumerate(lines)}
             for future in as_completed(places):

@@ -139,8 +139,9 @@ MAX_ERROR_TEXT = 1000  # maximum characters of each text of an error, so that it
 _CLASSES = [
     cls
     for cls in vars(errors).values()
-    # FrameError needs an offset in received bytes. A peer's `bad_frame` is about bytes that we
-    # sent, so it becomes an error of the class for its status.
+    # Not FrameError: it needs the offset of the fault in bytes that this process has received. A
+    # peer that reports `bad_frame` refuses bytes that this process has sent. `to_error` chooses the
+    # class of such an error by its status.
     if isinstance(cls, type) and issubclass(cls, TailraceError) and cls is not FrameError
 ]
 _BY_CODE = {cls.code: cls for cls in _CLASSES if "code" in vars(cls)}

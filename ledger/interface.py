@@ -295,7 +295,7 @@ class ObjectStore(Protocol):
         """
 
     async def due(self, now_ms: int, limit: int) -> Sequence[tuple[ObjectKey, Alarm]]:
-        """Return at most `limit` alarms up to `now_ms`, earliest first."""
+        """Return at most `limit` alarms that are due at `now_ms` (Unix time), earliest first."""
 
     async def names(self, kind: str, *, after: str = "", limit: int = 1000) -> Sequence[str]:
         """Return the names of a class's objects that have a value or an alarm, in order."""
@@ -317,8 +317,9 @@ NO_READERS = PublishedReaders(0, 0)
 class SharedPresence(Protocol):
     """The numbers of readers that the origins of a shared ledger publish for each other.
 
-    They are hints for people and never part of a stream. Those of an origin count while its lease
-    is valid. A crash of the storage may lose them, so that their origin must publish them again.
+    They are hints for people and never part of a stream. The numbers of an origin count while its
+    lease is valid. A crash of the storage may lose numbers; then their origin must publish them
+    again.
     Methods raise `LedgerAway` or `LedgerFailed` like those of a ledger.
     """
 

@@ -1,8 +1,9 @@
 """Records of older ledgers, whose token ids held marks (SQLite's layout 6, PostgreSQL's 2).
 
-Bit 31 of an id said that it came from a Steer order, bit 30 that the order began there. A mark
-after the ids of a StreamEnd was followed by the numbers of a `StreamLife`. A notice `engine` held
-the fingerprint of the engine. `unmarked` converts such a record, so that it can still be read.
+Bit 31 of an id said that it came from a Steer order (text that a caller inserted), bit 30 that it
+was the first id of the order. After the ids of a StreamEnd, the mark LIFE was followed by the
+numbers of a `StreamLife`. A Notice with the code `engine` held the fingerprint of the engine.
+`unmarked` converts such a record, so that it can still be read.
 """
 
 from __future__ import annotations

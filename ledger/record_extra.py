@@ -81,11 +81,11 @@ class EndUsage:
 class RecordExtra:
     """Data that a record has besides its frame and token ids.
 
-    `steered` are the spans of the record's ids that came from Steer orders, one per order. `engine`
-    is the fingerprint of the stream's engine, stored with the first record of a stream whose recipe
-    lacks it. `life` are the numbers of a `StreamLife`. `at_ms` is the Unix time at which the record
-    was given to the ledger; most records have none (see `frame_times` in the origin). Only the
-    record of a StreamEnd has `usage`.
+    `steered` are the spans of the record's ids that came from Steer orders (texts that a caller
+    inserted), one per order. `engine` is the fingerprint of the stream's engine, stored with the
+    first record of a stream whose recipe lacks it. `life` are the numbers of a `StreamLife`.
+    `at_ms` is the Unix time at which the record was given to the ledger; most records have none
+    (see `frame_times` in the origin). Only the record of a StreamEnd has `usage`.
     """
 
     steered: tuple[IdSpan, ...] = ()

@@ -92,15 +92,19 @@ class Compiled:
         if all(name.endswith(OWN_WRITTEN) for name in names):
             ahead |= WRITTEN_BEFORE
         if foreign := sorted(set(self.code["read_ahead"]) - ahead):
-            yield f"reads {', '.join(foreign)} before it waits for the launches ahead"
+            yield f"reads {', '.join(foreign)} before it waits for earlier launches"
         if early := self.code["before_wait"]:
-            yield f"does not wait for the launches ahead before {', '.join(early)}"
+            yield f"does not wait for earlier launches before {', '.join(early)}"
         if (shared := self.code["shared_bytes"]) > (most := self.target.limits.shared_bytes):
             yield f"needs {shared} bytes of shared memory, the GPU has {most}"
 
 
 def identity(use: dict[str, Any]) -> Identity:
-    """Return a variant's identity, which its dependent twin shares, on every architecture."""
+    """Return the module and the name of a variant, without the suffix of a dependent launch.
+
+    So an ordinary launch and the dependent launch of the same kernel have the same identity, and so
+    do their compilations for all architectures.
+    """
     return use["module"], use["name"].removesuffix(" dependent")
 
 
@@ -180,11 +184,11 @@ class Gate:
         return totals
 
     def behind_wait(self, what: str) -> dict[str, int]:
-        """Return how many barriers or instructions each variant has after its wait, by its name.
+        """Return the number of barriers or instructions after the wait for earlier launches.
 
-        what: `barriers` or `instructions`. Only variants that a layer launches in steps of 1 or 8
-        rows are counted. A variant that shares the machine code of its dependent twin has the count
-        of that code; without such a twin it has 0.
+        what: `barriers` or `instructions`. The keys are names of variants; only variants that a
+        layer launches in steps of 1 or 8 rows are counted. An ordinary launch has no wait: its
+        number is that of the dependent launch of the same kernel, or 0 if there is none.
         """
         return {
             use["name"]: compiled.code[f"{what}_behind_wait"]
@@ -212,10 +216,11 @@ class Gate:
         return {name: count for name, count in found if name.endswith(TERNARY_LINEAR)}
 
     def eight_rows(self) -> float:
-        """Return the instructions after the waits for 8 rows, as a multiple of those for one row.
+        """Return the instructions of a step of 8 rows, as a multiple of those of one row.
 
-        Only a layer's linears and norms are counted. The result is the maximum over all shapes. A
-        shape counts only if all of its launches were compiled; the result is 0 if no shape counts.
+        Only a layer's linears and norms are counted, and of these the instructions after the wait
+        for earlier launches. The result is the maximum over all shapes. A shape counts only if all
+        of its launches were compiled; the result is 0 if no shape counts.
         """
         counts = self.behind_wait("instructions")
         found = [0.0]
@@ -239,7 +244,8 @@ class Gate:
         ]
         for what, most in (("barriers", MAX_BARRIERS), ("instructions", MAX_INSTRUCTIONS)):
             found += [
-                f"{name} has {count} {what} after its wait, at most {most} are allowed"
+                f"{name} has {count} {what} after its wait for earlier launches,"
+                f" at most {most} are allowed"
                 for name, count in self._ternary(what).items()
                 if count > most
             ]

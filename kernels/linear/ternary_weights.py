@@ -21,7 +21,7 @@ MAX_IN = 2**16
 
 @dataclass(frozen=True, slots=True)
 class TernaryWeights:
-    """Consecutive parts of a weight, each packed by itself (see `kernels.linear.ternary`).
+    """Consecutive parts of a weight, each packed separately (see `kernels.linear.ternary`).
 
     packed: uint8 [sum of outs / 4, in]. outs: output rows of each part, each a multiple of 4; `in`
     is a multiple of 4, so that a row is whole words. scale: fp32 [parts]. All tensors are on one

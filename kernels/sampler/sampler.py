@@ -291,7 +291,11 @@ def gumbel(ids: Tensor, seed: int, position: int) -> Tensor:
 
 
 def keyed_gumbel(ids: Tensor, key: Tensor, position: Tensor | int) -> Tensor:
-    """Compute `gumbel` of ids that have a key and a position each: key int64 [2, 1 or n]."""
+    """Compute `gumbel` for ids of several rows of a batch, each with its own seed and position.
+
+    key: the seed's words (`seed_key`) for each id, int64 [2, n], or for all ids, [2, 1]. position:
+    int64 [n], or one number for all ids.
+    """
     counter = torch.zeros(4, ids.numel(), dtype=torch.int64)
     counter[0] = ids
     counter[1] = position
@@ -319,7 +323,7 @@ def seed_key(*seeds: int) -> Tensor:
 
 
 def keyed_philox(counter: Tensor, key: Tensor) -> Tensor:
-    """Compute `philox` of counters that have a key each: int64 [2, 1 or n] of u32 values.
+    """Compute `philox` of n counters, with a key for each, int64 [2, n], or one for all, [2, 1].
 
     An int64 product wraps modulo 2**64, so its bits are those of the 32x32-bit product. Between
     rounds the odd words hold the whole product, although only its low half counts. The high half is

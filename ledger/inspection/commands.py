@@ -223,7 +223,7 @@ def _recipe(text: str) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Damage that `verify` found; `stream` is a hex id, or None if no stream has the damage."""
+    """Damage that `verify` found, in the stream with the hex id `stream`, or in none (None)."""
 
     stream: str | None
     what: str

@@ -37,7 +37,7 @@ class Stage(Enum):
     LEAVING = auto()
     """The event's code has ended, and the event waits until its changes are stored."""
     ENDED = auto()
-    """Its outcome was delivered."""
+    """The caller was given the event's result or error."""
 
 
 class Event:

@@ -274,7 +274,7 @@ class Instance:
     def busy(self) -> bool:
         return bool(self.events or self._bodies)
 
-    # ---- an event's way ----
+    # ---- the input gate ----
 
     async def begin(self, event: Event) -> bool:
         """Let `event` enter through the input gate.
@@ -350,7 +350,7 @@ class Instance:
             self.output.shut(lost("it has another owner"))
         return owner
 
-    # ---- its end ----
+    # ---- stopping and discarding the instance ----
 
     def stop(self, reason: TailraceError) -> None:
         """Interrupt events in `outside`; events inside may finish and store their changes."""
@@ -382,7 +382,7 @@ class Instance:
         if changes.sets_alarm:
             self.host.alarm_stored()
 
-    # ---- what an object may do ----
+    # ---- methods of `ObjectContext` ----
 
     async def outside(self, waiting: Awaitable[T]) -> T:
         event = current()
@@ -459,7 +459,7 @@ class Instance:
                 event.resets = True
                 self.output.shut(lost("its block_concurrency_while failed"))
 
-    # ---- what the runtime has it do ----
+    # ---- requests and alarms from the runtime ----
 
     async def fetch(self, event: Event, request: ObjectRequest) -> ObjectResponse:
         body: LiveBody | None = None

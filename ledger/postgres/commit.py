@@ -100,7 +100,7 @@ async def _look(
     if known[0] >= stamp.number:
         return None
     if known[0] < stamp.number - 1:
-        raise went_back(f"commit {stamp.number - 1}")
+        raise went_back(f"commit {stamp.number - 1} of this origin")
     plan = GroupPlan(
         {bytes(row[0]): StreamHead(*row[1:]) for row in await heads.fetchall()},
         {
@@ -287,8 +287,8 @@ class Writer:
     def fail(self, error: TailraceError) -> None:
         """Stop storing and releasing: current and later waiters get this error.
 
-        Nobody learns if a commit in progress stores its group, so the group's producers may send
-        the same records again.
+        It stays unknown if a commit in progress stores its group, so the group's producers may
+        send the same records again.
         """
         self._failure = self._failure or error
         for group in (self._under_way, self.forming):

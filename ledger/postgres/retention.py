@@ -45,9 +45,10 @@ that, the postponed expiry is stored with the next sweep.
 """
 HOUR_MS = 3_600_000
 LINGER_HOURS = 3
-"""Age in hours of a partition from which frames of expired streams are deleted from it row by row.
+"""Age of a partition, in hours, from which on frames of expired streams are deleted row by row.
 
-Such a partition cannot be dropped, because living streams need it.
+A partition of this age still exists only because it also has frames of streams that are alive, so
+it cannot be dropped.
 """
 PURGE_ROWS = 2_000
 """Maximum frames deleted in one transaction."""

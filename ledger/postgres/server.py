@@ -250,7 +250,7 @@ class Server:
         since = min((at for at in (*asked, self.lost_at) if at is not None), default=None)
         return 0.0 if since is None else asyncio.get_running_loop().time() - since
 
-    # ---- the first one ----
+    # ---- the first connection ----
 
     async def reach(self) -> None:
         """Check that a connection can be made, within OPEN_TIMEOUT_S.

@@ -64,7 +64,7 @@ class StreamHead:
             or self.epoch < known.epoch
             or self.ended < known.ended
         ):
-            raise went_back(f"index {known.next_index - 1} of a stream")
+            raise went_back(f"the frame with index {known.next_index - 1} of a stream")
 
 
 @dataclass(slots=True)

@@ -198,7 +198,7 @@ class GroupCommit:
         more = self._release(group)
         _resolve(group.waiters)
         if more:
-            # The waiters run before the scheduled commit, which so has their next appends.
+            # The waiters run before the scheduled commit, so that it includes their next appends.
             self.schedule()
 
     def _fail(self, error: LedgerFailed, group: Group) -> None:

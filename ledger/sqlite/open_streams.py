@@ -39,7 +39,7 @@ class Residents:
         # Sid of the stream that is being compacted; None if there is none or it was removed.
         self.packing: int | None = None
 
-    # ---- coming and going ----
+    # ---- loading, adding and removing ----
 
     async def get(self, stream: bytes) -> Tail:
         """Return the tail of a stream, after loading it from storage if necessary.

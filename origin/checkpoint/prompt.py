@@ -585,7 +585,10 @@ class QuotedTokens:
 
 
 def _without_marks(text: str) -> tuple[set[int], str]:
-    """Remove all marks; return their positions in the resulting text, and that text."""
+    """Remove every MARK from a rendered prompt.
+
+    Return the positions in the remaining text that were preceded by a MARK, and that text.
+    """
     pieces = text.split(MARK)
     at, places = 0, set()
     for piece in pieces[:-1]:

@@ -4,11 +4,11 @@ A template is code that comes with the weights. Jinja's sandbox denies it access
 does not keep it from computing for ever or using all memory, even during compilation or within a
 single call into the interpreter. So the kernel ends this process at a limit of CPU time or memory.
 
-Each line of standard input is a JSON object, and is answered by one on standard output. The first
-has the `template` and the `special` tokens that it may name; the answer is {} or has a `problem`,
-perhaps with its `line`. Each further line has `messages`, `tools` (or null) and the time `now`; the
-answer has the `text`, or the reason why the template has `refused` or `failed`. The process ends at
-the end of its input, and thus with its parent. The parent's side is in `prompt`.
+Each line of standard input is a JSON object, and is answered by a JSON object on standard output.
+The first line has the `template` and the `special` tokens that it may name; the answer is {} or has
+a `problem`, perhaps with its `line`. Each further line has `messages`, `tools` (or null) and the
+time `now`; the answer has the `text`, or the reason under `refused` or `failed`. The process ends
+when its standard input is closed, and thus with its parent. The parent's side is in `prompt`.
 """
 
 from __future__ import annotations

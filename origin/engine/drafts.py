@@ -27,8 +27,8 @@ NGRAM_TOKENS = (4, 2)
 LOOKUP_TOKENS = 16 * 1024
 """Minimum number of past tokens that prompt lookup remembers; the maximum is twice as many."""
 CATCH_UP_TOKENS = 512
-"""Maximum known tokens of all runs that a draft model takes in per step; a run that lacks more gets
-no drafts yet."""
+"""Maximum known tokens, of all runs together, that a draft model computes in one step. A run for
+which more would have to be computed gets no drafts in this step."""
 
 _GREEDY = Sampling()
 

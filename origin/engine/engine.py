@@ -1,4 +1,6 @@
-"""The engine: runs in, emissions out, one `step` at a time; no sockets or threads.
+"""The engine: takes runs, and returns their frames as emissions, one `step` at a time.
+
+It has no sockets and no threads.
 
 A step executes what the scheduler has planned: chunks of prompts, tokens that are known but not
 cached, and for each decoding run one new token, or several if drafts were right. All of it is one
@@ -69,8 +71,8 @@ class InFlightStep:
 class Engine:
     """Runs one model. `clock_s` only measures the duration of steps, for the scheduler.
 
-    `begin` is called with the runs of each step before the device starts. With a `device` of the
-    model the engine is pipelined, otherwise each step is computed at once.
+    `begin` is called with the ids of a step's runs before the device starts. If `device` is given,
+    the engine is pipelined: it launches the steps on it. Otherwise each step is computed at once.
     """
 
     def __init__(

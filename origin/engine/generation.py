@@ -52,7 +52,7 @@ class ModelContext:
 
 
 class Generation:
-    """One run's text, rules and drafts; the scheduler knows which of its tokens are cached.
+    """One run's transcript, grammar and drafts; the scheduler knows which tokens are cached.
 
     Raises ValueError for invalid settings, CallerError for an output format that cannot be
     followed. `ended` is True once StreamEnd was emitted.
@@ -163,7 +163,7 @@ class Generation:
         return taken, emissions
 
     def steer(self, ids: Sequence[int]) -> tuple[Sequence[int], list[Emission]]:
-        """Append tokens of a Steer order; return the tokens that fit, and their emissions."""
+        """Append the tokens of a Steer message; return those that fit, and their emissions."""
         before = self._transcript.total_tokens
         emissions = self._transcript.steer(ids)
         taken = ids[: self._transcript.total_tokens - before]

@@ -168,14 +168,14 @@ class Transcript:
     """Turns a run's tokens into emissions; the result depends on the ids alone, not on timing.
 
     So a continuation steps through the ids from the ledger, drops the text that was sent, and is
-    then in the state of the interrupted run. The run's order says which of these ids were steered,
-    because steered text is not searched for stop sequences.
+    then in the state of the interrupted run. `run` tells which of these ids were steered (inserted
+    from outside), because steered text is not searched for stop sequences.
 
-    The engine makes one for each run and calls:
+    The engine makes a Transcript for each run and calls:
 
     - `resume()` once, first;
     - `accept(token, scores)` for each drawn token, in order;
-    - `steer(ids)` for a Steer order, between two steps; its ids are then known tokens of the run;
+    - `steer(ids)` for a Steer message, between two steps; its ids are then known tokens of the run;
     - `end(...)` for what the transcript cannot see: a cancel, a failure, a finished grammar.
 
     Once one of these calls has set `ended`, the run is over, and drafts accepted beyond that token
@@ -249,11 +249,11 @@ class Transcript:
         return self._take(token)
 
     def steer(self, ids: Sequence[int]) -> list[Emission]:
-        """Take a whole Steer order: its tokens count as drawn, and its text as the stream's.
+        """Take the ids of a Steer message: they count as drawn, and their text is the stream's.
 
         Text that is held back is sent first, since it can no longer become a stop sequence or a
-        whole character. Nothing in the order ends the run except the limit of tokens: an order
-        beyond that limit is cut, and the run ends as `length`. An ended run is ignored.
+        whole character. Only the limit of tokens can end the run here: ids beyond that limit are
+        dropped, and the run ends as `length`. An ended run is ignored.
         """
         if self.ended or not ids:
             return []
@@ -330,7 +330,7 @@ class Transcript:
         return [emission for piece in pieces for emission in self._emit_piece(piece)]
 
     def _emit_piece(self, piece: str | CallPiece) -> list[Emission]:
-        """Return the frames of a piece, without what was sent before the interruption."""
+        """Return the frames of a piece, without the text that was sent before the interruption."""
         step = MAX_FRAME_TEXT_CHARS
         if isinstance(piece, CallPiece):
             if self._bytes_to_drop >= piece.size:
@@ -379,7 +379,7 @@ def call_id(run: StartRun, call: int, markup: Markup | None) -> str:
 
 
 def _orders(run: StartRun) -> Iterator[tuple[bool, Sequence[int]]]:
-    """Yield (False, [id]) for each drawn id, and (True, ids) for each Steer order, in order."""
+    """Yield (False, [id]) for each drawn id, (True, ids) for each Steer message, in their order."""
     ids, at = run.generated_ids, 0
     for span in (*run.steered, IdSpan(len(ids), 0)):
         yield from ((False, [token]) for token in ids[at : span.start])

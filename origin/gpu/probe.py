@@ -163,7 +163,7 @@ def _device(index: int) -> GpuDevice:
 
 
 def _with_run(facts: GpuFacts) -> GpuFacts:
-    """Return the facts, with whether a kernel compiles and runs on every GPU."""
+    """Compile and run a kernel on every GPU, and return the facts with the result."""
     import torch
 
     try:

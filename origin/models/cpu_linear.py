@@ -226,9 +226,9 @@ class Int8WeightLinear(FloatLinear):
     """
 
     def __init__(self, parts: Sequence[Part], products: Products) -> None:
-        """Take parts as DenseLinear does.
+        """Take float weights [out, in] of each fused layer, in output order.
 
-        Raises ValueError for inputs that are no multiple of the group.
+        Raises ValueError if `in` is not a multiple of the quantisation group.
         """
         weights = quantise_int8(_joined(parts))
         codes = unpack_words(weights.words, 8)

@@ -1,9 +1,10 @@
 """A decoder on the CPU in fp32: batches of pieces in, hidden rows and drawn tokens out.
 
-It is exact in the sense of `model` by construction. Ternary products are integer sums, below 2**24
-where fp32 holds them, too; fp32 products have one fixed shape (`cpu_linear`); in attention each
+It is exact as `origin.models.model` defines it: the bits of a row do not depend on its batch.
+Ternary products are integer sums, and where fp32 holds them they stay below 2**24. fp32 products
+use only shapes that were found to give a row the same bits (`cpu_linear`). In attention each
 decoding row and each prefill chunk is computed alone, so that every shape follows from the
-sequence's own length; and torch does the rest row by row, on one thread.
+sequence's own length. All other operations work on each row separately.
 """
 
 from __future__ import annotations

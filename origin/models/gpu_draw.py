@@ -1,8 +1,8 @@
 """Draws of a batch on the GPU, with masks, penalties and scores; nothing here waits for the device.
 
-A captured step draws every row by its settings alone. Rows with a mask or with penalties are drawn
-a second time from the same logits, so that all other rows of the batch can stay in the captured
-step.
+A captured step draws every row with its sampling settings, but without mask and penalties. Rows
+that have a mask or penalties are drawn a second time from the same logits, so that all other rows
+of the batch can stay in the captured step.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class GpuGraphs:
         pages = -(-decoder.max_length // PAGE_TOKENS)
         self.tables = BlockTables(most + MAX_PREFILL_CHUNKS, pages, device)
         self.before = torch.zeros(MAX_DRAWS, dtype=torch.int32, device=device)
-        """Tokens that ids below 0 stand for, int32 [MAX_DRAWS]."""
+        """Tokens drawn by the previous launch, int32 [MAX_DRAWS]; ids below 0 refer to them."""
         self.captured = 0
         self._drawn: dict[tuple[int, int], DrawnStep] = {}
         self._replays: dict[tuple[int, int], ReplayGraph] = {}

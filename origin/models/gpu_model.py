@@ -359,10 +359,10 @@ def have_compiled(decoder: Decoder, draw: GpuDraw, target: GPUTarget, progress: 
 
 
 def compilations(decoder: Decoder, draw: GpuDraw, target: GPUTarget) -> list[Compilation]:
-    """Return the compilations that serving can need; nothing runs on the device but copies.
+    """Return the compilations that serving can need, without running any kernel.
 
-    The model's own launches are recorded, at every number of rows that a batch can have, up to
-    where Triton would compile them (`kernels.ahead`).
+    The decoder's code is executed for every number of rows that needs kernels of its own. Instead
+    of compiling and launching the kernels, `kernels.ahead` records each launch.
     """
     with _distinct_layers(decoder):
         return planned(lambda: _launch(decoder, draw), target)
@@ -370,7 +370,10 @@ def compilations(decoder: Decoder, draw: GpuDraw, target: GPUTarget) -> list[Com
 
 @contextmanager
 def _distinct_layers(decoder: Decoder) -> Iterator[None]:
-    """Keep only one layer of each kind in the decoder, for layers whose launches are alike."""
+    """Leave only one layer of each kind in the decoder, until the `with` block ends.
+
+    The layers of one kind launch the same kernels in the same way, so one of them stands for all.
+    """
     layers = decoder.parts
     decoder.parts = list({_kind(part): part for part in layers}.values())
     try:

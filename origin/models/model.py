@@ -1,11 +1,14 @@
 """The interface between engine and model, on any device.
 
-**Exactness.** The hidden row and the drawn token of a Piece depend on the sequence's own ids, and
-on which of its positions were prefilled and which were decoded as rows; never on the rest of the
-batch, on page ids, or on the number of the sequence's rows in one Piece. So prompts are divided at
-absolute multiples of PREFILL_CHUNK_TOKENS, which gives a chunk the same shape each time, and rows
-of a Piece (the replay of a continued run, or drafts to verify) equal decoding one by one, bit for
-bit. A row with NaN does not affect other rows.
+**Exactness.** A sequence gets the same hidden rows and the same drawn tokens, bit for bit, in every
+batch. They depend only on its own ids, and on which of its positions were prefilled and which were
+decoded as rows. They do not depend on the other sequences in the batch, on page ids, or on how many
+rows of the sequence are in one Piece.
+
+Therefore prompts are divided into chunks at absolute multiples of PREFILL_CHUNK_TOKENS, so that a
+chunk has the same shape each time. Several rows in one Piece (the replay of a continued run, or
+drafts to verify) have the bits that decoding them one by one would give. A row with NaN does not
+affect other rows.
 """
 
 from __future__ import annotations

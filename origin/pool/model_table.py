@@ -128,7 +128,7 @@ class ModelTable(BaseModel):
 
 
 class PipelineModel(ModelTable):
-    """A pipeline, which is served like a model; `pipeline` is its table, as the file has it."""
+    """A pipeline, which is served like a model; `pipeline` is its table in the settings file."""
 
     pipeline: dict[str, Any]
 
@@ -139,7 +139,7 @@ class PipelineModel(ModelTable):
     def alone(self, name: str, origin: OriginConfig) -> PipelineConfig:
         """Return the settings of the workers of this pipeline.
 
-        They are those of `[origin]`, but for its filter, which the models of the pipeline have.
+        They are those of `[origin]` without its filter, which the pipeline's models apply already.
         """
         given = {key: getattr(origin, key) for key in origin.model_fields_set}
         own = {"model_name": name, "pipeline": self.pipeline, "filter": None}

@@ -86,7 +86,7 @@ class Embedder:
 async def open_embedder(folder: Path, device: str) -> Embedder:
     """Load a folder's model.
 
-    Raises ConfigError without the libraries, ModelError for a bad folder.
+    Raises ConfigError if a library is not installed, and ModelError if the folder cannot be loaded.
     """
     load, library = (
         (_load_encoder, "sentence_transformers")
@@ -165,7 +165,7 @@ def _library(name: str) -> Any:
 
 
 def _fingerprint(folder: Path, runs_on: str) -> str:
-    """Return the SHA-256 of the software's names and of every file that affects results."""
+    """Return the SHA-256 of `runs_on` (library, version, device) and of the model's files."""
     digest = hashlib.sha256(runs_on.encode())
     for path in sorted((*folder.rglob("*.json"), *folder.rglob(WEIGHTS))):
         digest.update(path.relative_to(folder).as_posix().encode())

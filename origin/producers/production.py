@@ -137,7 +137,10 @@ class Framing:
                 yield Token(text, self.next_index)
 
     def _call(self, piece: CallPiece) -> Iterator[Logged]:
-        """Yield the frames of a piece of a call; id and name are in the first one."""
+        """Yield the frames of a piece of a tool call.
+
+        Only the first frame has the call's id and the function's name.
+        """
         id_, name = piece.id, piece.name
         for arguments in _pieces(piece.arguments) or [""]:
             yield ToolCall(piece.call, id_, name, arguments, self.next_index)
@@ -291,7 +294,9 @@ class Production:
 
     def _passed(self, output: Output) -> Iterable[Output]:
         if self._filter is None or (isinstance(output, End) and self._may_retry(output)):
-            return (output,)  # text that the filter holds back is left to the next run
+            # If another run will continue the stream, the text that the filter still holds back is
+            # not sent here: that run produces this text and filters it again.
+            return (output,)
         return self._filter.passed(output)
 
     def _is_begun(self, index: int) -> bool:
@@ -348,7 +353,7 @@ class TextFilter:
     """Passes outputs through a filter.
 
     Text that may still change cannot be judged, so of revisions only the final text is checked and
-    sent. Reasoning is not judged and not sent. Outputs that are no text pass. `delivered` is the
+    sent. Reasoning is not judged and not sent. All other outputs pass unchanged. `delivered` is the
     text that readers have, in `pieces` pieces; it is judged again to restore the filter's state.
     """
 

@@ -44,8 +44,8 @@ SETTLED_PIECES = 16
 """Pieces of text after which a try counts as successful, and earlier failures are forgotten."""
 BROKEN = frozenset(("upstream_failed", "upstream_rubbish"))
 BROKEN_TRIES = 5
-"""Number of consecutive broken answers after which a server is not retried. Such a server is not
-just starting: then it would refuse connections or answer 503."""
+"""Number of consecutive broken answers after which a server is not retried. A server that is only
+starting would refuse connections or answer 503 instead."""
 
 MAX_LIST_BYTES = 1 << 20
 ANSWER_S = 10.0
@@ -177,9 +177,10 @@ class Upstream:
         await self._client.aclose()
 
     def _give_up(self, error: TailraceError, said: _Said) -> End | None:
-        """Return the stream's end, or None to try the request again; raises a refusal.
+        """Return the stream's end, or None to try the request again.
 
-        A refused continuation counts as a loss, since the request was accepted at first.
+        Raises `error` if the server refuses a request before any output. A refused continuation
+        counts as a loss of the server, since the request was accepted at first.
         """
         cause = repr(error.__cause__) if error.__cause__ is not None else None
         log.warning("upstream.failed", error=str(error), cause=cause, pieces=said.made)

@@ -330,7 +330,7 @@ class UpstreamCall:
 def lost(error: httpx.TransportError) -> Unavailable:
     """Return the error for readers; the cause, which has the address, is logged."""
     if isinstance(error, httpx.RemoteProtocolError) and not _is_cut_off(error):
-        return rubbish("what is no HTTP")
+        return rubbish("malformed HTTP")
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
         return Unavailable("the upstream server cannot be reached", code="upstream_lost")
     return Unavailable("the connection to the upstream server broke", code="upstream_lost")

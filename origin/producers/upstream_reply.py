@@ -1,7 +1,7 @@
 """Parses the answers of OpenAI-compatible servers: events from bytes, and their meaning.
 
-Logprobs have another form on each of the two routes. They are optional, so malformed scores are
-left out. Such servers do not send token ids, which are 0 here.
+The routes for chats and for plain prompts send logprobs in different forms. Logprobs are optional,
+so malformed ones are left out. These servers do not send token ids, which are 0 here.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class EventReader:
         self._data_bytes = 0
 
     def feed(self, data: bytes) -> Iterator[ServerEvent]:
-        """Yield the events that `data` completes; raises Unavailable if it is no event stream.
+        """Yield the events that `data` completes; raises Unavailable for a malformed stream.
 
         Exhaust the generator before feeding more.
         """

@@ -14,8 +14,8 @@ MEAN_GAIN = 1 / 8
 AIM = 0.85
 """Share of the allowed step time that the limits aim at, since single steps take longer."""
 STARTED_STEPS_PER_RAISE = 32
-"""Number of consecutive steps within the target time after which the limit of started runs rises by
-one. The number is high, since a started run is decoded until it ends."""
+"""Number of consecutive steps within the target time after which one more run may be started.
+The number is high, since a started run is decoded until it ends."""
 CHUNK_STEPS_PER_RAISE = 8
 """Number of consecutive steps within the target time after which a step may have one more row of
 decoding. The number is low, since less urgent runs can skip steps as soon as rows are too many."""
@@ -26,11 +26,12 @@ class Limits:
     """Fixed limits of the scheduler; settings give `running`, `waiting` and `step_seconds`."""
 
     running: int = 64
-    """Maximum runs that hold pages."""
+    """Maximum number of running runs, which are those that hold pages of the KV cache."""
     waiting: int = 1024
     """Maximum waiting runs of one class, not counting preempted runs."""
     step_tokens_least: int = 2 * PAGE_TOKENS
-    """Minimum of the adaptive limit of tokens per step: a chunk and some rows."""
+    """Minimum of the adaptive limit of tokens per step: one page of a prompt, and as many decoding
+    rows."""
     step_tokens_most: int = 64 * PAGE_TOKENS
     step_rows_least: int = 8
     """Minimum of the adaptive limit of rows per step."""
@@ -45,12 +46,13 @@ class Limits:
 class StepLimits:
     """Limits that adapt to the duration of steps, and rise only while they are reached.
 
-    There are three limits. That of the tokens per step is lowered first, because prompt tokens can
-    wait. The row of a decoding run cannot wait, or its reader would wait twice as long. So the
-    second limit bounds the number of started runs, and other runs wait in their queues. A started
-    run is decoded until it ends, and its rows get slower as it grows. So the third limit bounds the
-    rows that a step has time for, and less urgent runs take turns within it. The third limit is
-    kept separately for steps with chunks of prompts, which leave less time for rows.
+    A decoding run takes one row (one token) of each step. There are three limits. The limit of
+    tokens per step is lowered first, because the tokens of prompts can wait. Decoding rows cannot
+    wait: the reader of a run that skips a step waits twice as long. So the second limit bounds the
+    number of started runs, and other runs wait in their queues. A started run is decoded until it
+    ends, and its rows get slower as it grows. So the third limit bounds the rows that a step has
+    time for, and less urgent runs take turns within it. The third limit is kept separately for
+    steps with chunks of prompts, which leave less time for rows.
     """
 
     def __init__(self, limits: Limits) -> None:

@@ -87,7 +87,7 @@ class ScheduledRun:
     prompt: int = field(init=False)
     most: int = field(init=False)
     continued: bool = field(init=False)
-    """True if the run began on a worker that is gone, so that its reader sees a pause."""
+    """True if another worker began the run; the reader waits until this worker continues it."""
     cached: int = 0
     pages: list[int] = field(default_factory=list)
     unread: bool = False

@@ -341,7 +341,11 @@ class RunTable:
         return pages is not None
 
     def find(self, run: ScheduledRun) -> None:
-        """Replace a run's pages by cached ones with the same chunks, which need no prefill."""
+        """Let a run use cached pages instead of prefilling the same tokens again.
+
+        Other runs with the same beginning may have computed these pages meanwhile. The run's pages
+        are replaced in order, from the first that is not prefilled to the first that is not cached.
+        """
         while run.prefilling and run.cached // PAGE_TOKENS < run.reusable_pages:
             place = run.cached // PAGE_TOKENS
             found = self._pool.find([run.key(place)])
@@ -353,7 +357,7 @@ class RunTable:
             self.reused_tokens += PAGE_TOKENS
 
     def _victims(self, run: ScheduledRun, safe: Container[int]) -> Iterator[ScheduledRun]:
-        """Yield the runs that may be preempted for a running run; the first is to go first."""
+        """Yield the runs that may be preempted for a running run, in the order of preemption."""
         senior = self.senior
         others = [o for o in self.running.values() if o is not run and o is not senior]
         for other in sorted(others, key=self._rank, reverse=True):

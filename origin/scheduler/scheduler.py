@@ -253,7 +253,7 @@ class Scheduler:
     def _catch_up(
         self, runs: Iterable[ScheduledRun], works: dict[int, Work], held: set[int], room: int
     ) -> tuple[int, bool]:
-        """Plan chunks of prompts, and rows of known tokens, for the runs that are not cached.
+        """Plan chunks of prompts, and rows of known tokens, for runs that are not fully cached.
 
         Return the tokens left, and True if some work did not fit. If another run computes a run's
         next chunk in this step, the run is added to `held` and finds the chunk in the next step.
@@ -301,7 +301,7 @@ class Scheduler:
     def _is_held(
         self, run: ScheduledRun, start: int, computing: set[bytes], held: set[int]
     ) -> bool:
-        """Return True if another run computes the same chunk in this step, so this one waits."""
+        """Return True if another run computes the same chunk in this step, so that `run` waits."""
         place = start // PAGE_TOKENS
         if place >= run.reusable_pages or start + PAGE_TOKENS > run.prompt:
             return False

@@ -294,7 +294,10 @@ def recorder_of(config: LedgerConfig, data: Path, registry: CollectorRegistry) -
 
 
 async def reading(place: str, *, writes: bool = False) -> HistoryStore:
-    """Return a history for reading, in any process, also while an origin writes it."""
+    """Open the history at a path or URL, for reading unless `writes` is True.
+
+    Any process may read a history, also while an origin writes it.
+    """
     if place.startswith(URL_SCHEMES):
         # Imported here, because it needs the extra `postgres`.
         from tailrace.origin.pool.history.postgres_tables import PostgresHistory

@@ -129,7 +129,7 @@ class HistoryEntry(NamedTuple):
 
 
 class Keeping(NamedTuple):
-    """Limits of a history: ages of requests and of other records, and number of requests."""
+    """Limits of a history: records are kept for `details_ms`, and at most `arrivals` requests."""
 
     details_ms: int
     arrivals: int

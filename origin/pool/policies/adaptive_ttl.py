@@ -21,16 +21,17 @@ BREAK_EVEN = SHARES.index(1.0)
 FORGET = 0.999
 """Factor by which a sum decays at each gap, so that about the last thousand gaps count."""
 LEAN_MODEL, LEAN_CONTEXT = 4.0, 10.0
-"""Weight of the fallback mean in the mean of a model or a context, in numbers of gaps.
+"""Weight of the fallback in a model's mean costs, and in those of one of its contexts.
 
-A sum of this number of gaps weighs as much as the fallback.
+The unit is observed gaps: when a model or a context has this many, they weigh as much as the
+fallback, which is the mean of the next larger group.
 """
 DOUBT = 2.0
-"""Weight of the initial preference for break-even, in numbers of gaps."""
+"""Weight of the initial costs (`DOUBT_COST`) in the mean of all models, in observed gaps."""
 DOUBT_COST = 0.2
-"""Cost per gap that is added to each TTL except break-even before gaps have been observed.
+"""Initial cost per gap of each TTL except break-even, whose initial cost is 0.
 
-The unit is the price of a cold start. The added cost lets a new model begin with break-even.
+The unit is the price of a cold start. So before any gap was observed, break-even is the cheapest.
 """
 USUAL_WEIGHT = 0.05
 """Weight of the newest gap in the exponential mean of a model's gaps."""
@@ -43,7 +44,7 @@ HOUR_S, DAY_S = 3600.0, 86_400.0
 REASONS = (
     "the cheapest TTL for this model's gaps",
     "the cheapest TTL for gaps that begin in this hour of the day",
-    "the cheapest TTL behind gaps as long as the last ones",
+    "the cheapest TTL while gaps are about as long as the last ones",
 )
 
 Costs = list[float]
@@ -62,7 +63,10 @@ class _Sums:
         self.gaps = self.gaps * FORGET + 1.0
 
     def mean(self, fallback: Costs, lean: float) -> Costs:
-        """Return the mean cost of each TTL; `fallback` weighs as much as `lean` gaps."""
+        """Return the mean cost of each TTL, mixed with the mean costs of a larger group of gaps.
+
+        These costs, `fallback`, weigh as much as `lean` observed gaps.
+        """
         weight = self.gaps + lean
         return [
             (held + lean * other) / weight for held, other in zip(self.sums, fallback, strict=True)

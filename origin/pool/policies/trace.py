@@ -184,7 +184,7 @@ def bursty(rng: np.random.Generator, days: float) -> Seconds:
 
 
 def diurnal(rng: np.random.Generator, days: float) -> Seconds:
-    """Generate a request in 15 s at noon, hardly any at night."""
+    """Generate a request every 15 s at noon, and hardly any at night."""
     peak = 1 / 15
     arrivals = _poisson(rng, days * DAY_S, peak)
     share = np.clip(np.sin(np.pi * ((arrivals % DAY_S) / DAY_S)), 0.0, 1.0) ** 4
@@ -435,7 +435,7 @@ def import_trace(
             if before is not None and at < before:
                 raise row.wrong(column, "is before the row above", "one unit, in order")
             if before is not None and at - before > MAX_STEP_S:
-                raise row.wrong(column, "is over a month after the row above", "is it the unit?")
+                raise row.wrong(column, "is over a month after the row above", "check the unit")
             if len(models) == MAX_REQUESTS:
                 raise row.wrong(column, f"a trace holds at most {MAX_REQUESTS} requests")
             before = at

@@ -112,7 +112,7 @@ def test_offenders_fail_the_gate_by_name(offenders: subprocess.CompletedProcess[
     assert "power of 2" in errors
     assert "planted.innocent_triton.forgotten is launched, but no variant compiles it" in errors
     assert "planted.early_triton.early (bitnet-2b4t.early) does not wait" in errors
-    assert "launches ahead before STG" in errors
+    assert "earlier launches before STG" in errors
     assert "planted.unlike_triton.unlike (bitnet-2b4t.unlike) for sm_80 lacks HGMMA\n" in errors
     assert "innocent (" not in errors
 

@@ -82,11 +82,11 @@ def test_what_does_not_compile_is_shown_with_its_error() -> None:
 def test_a_dependent_launch_that_writes_too_early_offends() -> None:
     early = compiled(before_wait=["STG.E"])
     assert gate(early).offenders() == [
-        "k.a (tiny.qkv) does not wait for the launches ahead before STG.E"
+        "k.a (tiny.qkv) does not wait for earlier launches before STG.E"
     ]
     assert gate(early, compiled()).summary()["before_wait"] == 1
     assert gate(compiled(read_ahead=["norm_ptr", "x_ptr"])).offenders() == [
-        "k.a (tiny.qkv) reads x_ptr before it waits for the launches ahead"
+        "k.a (tiny.qkv) reads x_ptr before it waits for earlier launches"
     ]
 
 
@@ -224,9 +224,10 @@ def test_what_a_ternary_linear_has_behind_its_wait_is_told_and_judged() -> None:
         "tiny.attend": 4000,
     }
     assert found.offenders() == [
-        f"{name.format('down')} has 9 barriers after its wait, at most 8 are allowed",
-        f"{name.format('down')} has {MAX_INSTRUCTIONS + 1} instructions after its wait,"
-        f" at most {MAX_INSTRUCTIONS} are allowed",
+        f"{name.format('down')} has 9 barriers after its wait for earlier launches,"
+        " at most 8 are allowed",
+        f"{name.format('down')} has {MAX_INSTRUCTIONS + 1} instructions after its wait for"
+        f" earlier launches, at most {MAX_INSTRUCTIONS} are allowed",
     ]
 
 

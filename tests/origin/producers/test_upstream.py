@@ -332,8 +332,8 @@ async def test_a_server_that_makes_one_token_and_dies_again_and_again_comes_to_a
     [
         (answer(500, {}), "answered 500"),
         (STREAM_HEAD.replace(b"event-stream", b"html"), "sent text/html, not text/event-stream"),
-        (b"220 mail.example ESMTP\r\n\r\n", "sent what is no HTTP"),
-        (b"HTTP/1.1 200 OK\r\n" + b"X-More: more\r\n" * 9999, "sent what is no HTTP"),
+        (b"220 mail.example ESMTP\r\n\r\n", "sent malformed HTTP"),
+        (b"HTTP/1.1 200 OK\r\n" + b"X-More: more\r\n" * 9999, "sent malformed HTTP"),
         (
             STREAM_HEAD + b"data: " + b"x" * (MAX_LINE_BYTES + 1),
             f"sent a line of more than {MAX_LINE_BYTES} bytes",

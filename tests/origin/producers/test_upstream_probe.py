@@ -61,7 +61,7 @@ async def test_a_server_that_is_not_ready_yet_is_waited_for() -> None:
     assert progress.told == [
         ("after 1 tries the upstream server answered 503", 0, 0),
         ("after 2 tries the connection to the upstream server broke", 0, 0),
-        ("after 3 tries the upstream server sent what is no HTTP", 0, 0),
+        ("after 3 tries the upstream server sent malformed HTTP", 0, 0),
     ]
     assert len(server.asked) == 4
 
