@@ -460,7 +460,7 @@ class Stream:
     async def _read(self, chunks: AsyncIterator[bytes]) -> None:
         """Read the next bytes of the body; stop if `cut` is called before or meanwhile."""
         try:
-            # This timeout never expires by itself: `cut` sets its deadline to end the read. The
+            # The timeout has no deadline until `cut` sets one, to end this read. The
             # timeouts for a silent server are those of httpx.
             async with asyncio.timeout(None) as self._reading:
                 data = None if self._cut else await anext(chunks, b"")

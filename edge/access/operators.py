@@ -2,8 +2,8 @@
 
 If the edge has API keys, operators are the callers whose key has the right `admin`. Without keys,
 they are the programs and pages of this machine. A request that a proxy on this machine forwards
-also comes from loopback, but may be from anybody, so a request that looks forwarded is refused. Not
-every proxy can be recognised, so `/v1/admin` without a key also needs the setting
+also comes from loopback, but any client may have sent it, so a request that looks forwarded is
+refused. Not every proxy can be recognised, so `/v1/admin` without a key also needs the setting
 `edge.operator_without_key`.
 """
 

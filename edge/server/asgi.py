@@ -164,7 +164,7 @@ class AsgiRequest:
         """Take a piece of the request's body; `ended` marks the last one."""
         self._body_ended = self._body_ended or ended
         if self._state is State.DETACHED:
-            self.consumed(len(data))  # nobody reads the body any more: drop it
+            self.consumed(len(data))  # the application reads no more of the body
             return
         self._body_begun = self._body_begun or bool(data)
         self._body += data
