@@ -6,44 +6,10 @@ the first character of the next one is known.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
-from enum import StrEnum
+from collections.abc import Iterator
 from typing import Protocol
 
-_STOPS, _PAUSES = ".!?\u2026", ",;:\u2013\u2014"
-_CJK_STOPS, _CJK_PAUSES = "\u3002\uff01\uff1f", "\uff0c\u3001\uff1b\uff1a"
-_CLOSING = r"\"'\u201d\u2019\u00bb)\]}\u300d\u300f"
-"""Quotation marks and brackets that may follow the punctuation at the end of a sentence."""
-_PARAGRAPH_END = r"\S[^\S\n]*\n[^\S\n]*\n\s*(?=\S)"
-
-
-def _phrase_end(marks: str, cjk_marks: str) -> re.Pattern[str]:
-    """Return a pattern for a phrase's end: white space must follow `marks`, but not `cjk_marks`."""
-    begins_next = rf"[^\s{_CJK_STOPS}{_CJK_PAUSES}{_CLOSING}]"
-    return re.compile(
-        rf"[{marks}][{_CLOSING}]*\s+(?=\S)"
-        rf"|[{cjk_marks}][{_CLOSING}]*\s*(?={begins_next})"
-        rf"|{_PARAGRAPH_END}"
-    )
-
-
-class Unit(StrEnum):
-    """The size of the pieces into which text is cut."""
-
-    WORD = "word"
-    PHRASE = "phrase"
-    SENTENCE = "sentence"
-    PARAGRAPH = "paragraph"
-
-
-ENDS: Mapping[Unit, re.Pattern[str]] = {
-    Unit.WORD: re.compile(r"\S\s+(?=\S)"),
-    Unit.PHRASE: _phrase_end(_STOPS + _PAUSES, _CJK_STOPS + _CJK_PAUSES),
-    Unit.SENTENCE: _phrase_end(_STOPS, _CJK_STOPS),
-    Unit.PARAGRAPH: re.compile(_PARAGRAPH_END),
-}
-"""The end of each unit: its last characters, and the white space behind it."""
+from tailrace.ledger.text_units import ENDS, Unit
 
 
 class Cutter(Protocol):

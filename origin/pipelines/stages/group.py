@@ -10,9 +10,10 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from tailrace.ledger.text_units import Unit
 from tailrace.origin.pipelines.holding_stage import HoldingStage
 from tailrace.origin.pipelines.stage import StageOptions
-from tailrace.origin.pipelines.text_cutter import Cutter, TextCutter, Unit
+from tailrace.origin.pipelines.text_cutter import Cutter, TextCutter
 
 DEFAULT_GROUP_CHARS = 2000
 MAX_GROUP_CHARS = 16_384

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from tailrace.ledger.text_units import Unit
 from tailrace.origin.pipelines.stage import Item, Prompt
 from tailrace.origin.pipelines.stages.group import Group, GroupOptions
-from tailrace.origin.pipelines.text_cutter import Unit
 from tailrace.origin.producer import Data, Reasoning, Remark, Revision, Text
 from tests.origin.pipelines.staged import cut_at, running, synchronous
 
