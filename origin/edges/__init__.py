@@ -1,1 +1,1 @@
-"""The origin's end of the links that edges hold."""
+"""The origin's end of links: the connections that edges and other origins open to it."""

@@ -2,7 +2,7 @@
 
 The schema has some frames of ledger/wire/tailrace.bare, and `ObjectCall`. The schema hash in a
 Hello tells whether the sender is an edge or another origin. An origin has to prove that it holds
-the keys of the resume tokens, so nobody else can send an `ObjectCall`.
+the keys of the resume tokens, so only origins can send an `ObjectCall`.
 """
 
 from __future__ import annotations

@@ -378,7 +378,9 @@ class PeerCall:
         """
         if self._answer is None:
             return outcome_unknown()
-        return OriginUnreachable("the origin that holds the object was lost within its answer")
+        return OriginUnreachable(
+            "the connection to the origin that holds the object was lost before the answer's end"
+        )
 
     # ---- for the reader ----
 

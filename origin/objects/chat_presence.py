@@ -20,10 +20,10 @@ log = structlog.get_logger("objects")
 
 
 class Presence:
-    """Counts the clients that follow each chat, which is named by the stream of its turns.
+    """Counts the clients that follow each chat. A chat's id is that of the stream with its turns.
 
-    `shared` has the counts of the other origins of a shared ledger; `run` exchanges them. A ledger
-    that cannot be read or written only delays them.
+    `shared` has the counts of the other origins of a shared ledger, and `run` exchanges counts with
+    them. A ledger that cannot be read or written only delays this exchange.
     """
 
     def __init__(self, shared: SharedPresence | None) -> None:
@@ -62,14 +62,17 @@ class Presence:
         return self._core.count(chat)
 
     async def read(self, chat: bytes) -> int:
-        """Return the number of followers at all origins, also of a chat without any here."""
+        """Return the number of followers at all origins, even if this origin has none."""
         others = 0
         if self._shared is not None:
             others = (await self._shared.read((chat,))).get(chat, NO_READERS).others
         return self._core.here(chat) + others
 
     def _tell(self, chat: bytes) -> None:
-        """Tell the followers of a chat that its number has changed, soon if not at once."""
+        """Notify a chat's followers that their number has changed.
+
+        If they were notified less than REPORT_INTERVAL_S ago, this is done later.
+        """
         self._due.set()
         if chat in self._told or chat not in self._followers:
             return

@@ -1,6 +1,6 @@
-"""Deployments of the operator's classes by wrangler files.
+"""Deployments of the operator's classes by wrangler files, which configure Durable Objects.
 
-Edges deploy wrangler files. The migrations in such a file create, rename and delete classes of
+Edges deploy wrangler files. The migrations in a wrangler file create, rename and delete classes of
 objects; a renamed class keeps its objects. For each script an object of class `deployment` stores
 in the ledger which migrations were carried out, so that each is carried out only once, even if
 several edges and origins get the same file. The object's alarm rings when a cron is due.

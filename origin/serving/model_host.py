@@ -224,7 +224,7 @@ class ModelHost:
         return self.core.workers[slot.number]
 
     def reader(self, name: str) -> PromptReader | None:
-        """Return what tokenizes a model's prompts; None if its workers are of kind `text`."""
+        """Return the tokenizer of a model's prompts; None if its workers are of kind `text`."""
         return self.readers.get(name, self.readers.get(""))
 
     @property
@@ -301,7 +301,8 @@ class ModelHost:
                     await news.wait()
             except TimeoutError:
                 raise self._too_late(model, expected_s) from None
-        return f"{model.name!r} was waited for {loop.time() - begun:.1f} s" if has_waited else ""
+        waited_s = loop.time() - begun
+        return f"waited {waited_s:.1f} s for {model.name!r} to be loaded" if has_waited else ""
 
     def _about(self, model: ServedModel, expected_s: float) -> str:
         """Return the last part of a notice: how long the load takes, and if that is a guess."""
@@ -314,7 +315,7 @@ class ModelHost:
     def _too_late(self, model: ServedModel, expected_s: float) -> Unavailable:
         after_ms = round(max(expected_s, LEAST_RETRY_S) * 1000)
         is_coming = model.state is ModelState.LOADING
-        why = "is being loaded" if is_coming else "waits for room among the others"
+        why = "is being loaded" if is_coming else "waits for memory that other models use"
         return Unavailable(
             f"{model.name!r} {why}",
             code="loading",

@@ -6,8 +6,8 @@ type must match. Then the producer's sequence numbers are checked, and then `Str
 a writer orders its appends. The body is checked last, because that takes longest.
 
 Each request of an idempotent producer is accepted once, however often it is sent. A producer
-numbers its requests from 0 within an epoch, and starts a higher epoch when it restarts, which shuts
-out late requests of its earlier self.
+numbers its requests from 0 within an epoch, and starts a higher epoch when it restarts. From then
+on late requests of earlier epochs are refused.
 """
 
 from __future__ import annotations
@@ -34,12 +34,14 @@ from tailrace.origin.streams.request import AppendRequest, Place
 
 
 class Decision(Enum):
-    """Decision about a producer's request."""
+    """The decision about a request of an idempotent producer, by its epoch and sequence number."""
 
     TAKE = auto()
+    """The request is the one that is expected next."""
     DUPLICATE = auto()
+    """The request was accepted before."""
     STALE = auto()
-    """The producer has started a higher epoch."""
+    """The producer has started a higher epoch since."""
     GAP = auto()
     """An earlier request of the producer has not arrived."""
     NOT_FROM_ZERO = auto()

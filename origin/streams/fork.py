@@ -2,9 +2,9 @@
 
 A fork copies nothing. It names the ledger streams that hold its inherited frames, up to an index,
 and continues in a ledger stream of its own with the next index, so that offsets of the source are
-offsets of the fork. Only if the fork begins inside a message is the first part of that message
-written again. In exchange every source stores a reference for each of its forks, and keeps its
-frames while it has any reference.
+offsets of the fork. If the fork begins inside a message, the first part of that message is written
+again. In exchange every source stores a reference for each of its forks, and keeps its frames while
+it has any reference.
 
 `Stream-Fork-Sub-Offset` counts from the offset: bytes within the next message or, in JSON mode,
 values.

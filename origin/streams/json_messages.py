@@ -217,7 +217,7 @@ def _after(pattern: re.Pattern[bytes], body: bytes, at: int) -> int:
 
 
 def _unexpected(at: int) -> CallerError:
-    return _not_json(f"byte {at} is not what can be there")
+    return _not_json(f"unexpected character or end of the body at byte {at}")
 
 
 def _not_json(why: str) -> CallerError:

@@ -76,8 +76,9 @@ WRITES = frozenset(("PUT", "POST", "DELETE"))
 
 
 class StreamObject(StoredStreamObject):
-    """The object of one name: a stream, a name where one may be created, or a generation.
+    """The object of one stream name: it has a stream, or a client may create one there.
 
+    The name may also be the id of a generation, which clients can read but not write.
     `fetch` answers every request, errors included; it raises only faults of the storage.
     """
 
@@ -165,8 +166,8 @@ class StreamObject(StoredStreamObject):
         self._state = None
 
     async def _tell(self, kind: Change, tip: Tip, since: Tip | None = None) -> None:
-        """Report a change to subscriptions once it is durable."""
-        # Subscriptions belong to no tenant, so they get no changes of tenants' streams.
+        """Report a change of the stream to subscriptions, once the change is durable."""
+        # Tenants cannot make subscriptions, so changes of a tenant's streams are not reported.
         is_open = not parted(self.context.key.name)[0]
         if self._settings.on_event is not None and is_open:
             await self.context.outside(_nothing())
@@ -295,7 +296,7 @@ class StreamObject(StoredStreamObject):
         await self._end(await self._existing())
         return answer(204)
 
-    # ---- asked by reads ----
+    # ---- requests of reads (`read.py`) ----
 
     async def _use(self, request: ObjectRequest) -> ObjectResponse:
         (await self._existing()).touch(self.context.now_ms())
@@ -312,7 +313,7 @@ class StreamObject(StoredStreamObject):
         found = generation(self.context.ledger, self.context.key.name)
         return await self.context.outside(found) is not None
 
-    # ---- asked by forks ----
+    # ---- requests of forks of this stream ----
 
     async def _take(self, request: ObjectRequest) -> ObjectResponse:
         claim = ForkRequest.unpack(request.body)

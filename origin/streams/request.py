@@ -52,7 +52,7 @@ class Live(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of a request in its producer's order."""
+    """The place of a request in its producer's order: its epoch and its sequence number."""
 
     epoch: int
     seq: int

@@ -123,14 +123,17 @@ class StoredStream:
         self.producers += 1
 
     def write_use(self, now_ms: int) -> None:
-        """Record a use along with other stored values."""
+        """Record that the stream is used now, and store this with the other values of a write."""
         self.use.touch(self.config.expiry, now_ms)
         if self.config.expiry.ttl_s is not None:
             self.storage.put(USED, str(self.use.known_ms).encode())
             self.use.stored_ms = self.use.known_ms
 
     def touch(self, now_ms: int) -> None:
-        """Record a use, storing it only if the last stored use is old enough."""
+        """Record that the stream is used now.
+
+        This is stored only if the last stored use is old enough.
+        """
         if self.use.touch(self.config.expiry, now_ms):
             self.write_use(now_ms)
 

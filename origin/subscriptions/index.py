@@ -61,7 +61,8 @@ SEED_BYTES = 32
 ENTER = "enter"
 LEAVE = "leave"
 SIGN = "sign"
-"""Operations of the index, for subscriptions."""
+"""Operations of the index, by which a subscription has itself listed or removed, or a webhook's
+body signed."""
 NAME = "subscription"
 """Header with the name of the subscription that sends the request."""
 
@@ -88,9 +89,10 @@ class ObjectFetcher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Update about a stream: if it was deleted, and where it ends if it exists.
+    """The changes of one stream that a subscription has not taken yet, merged into one.
 
-    `since` is where the stream ended before the update.
+    `deleted` is True if the stream was deleted. `tail` is the offset at which it ends now, or None
+    if it does not exist. `since` is the offset at which it ended before these changes.
     """
 
     deleted: bool = False
@@ -164,7 +166,7 @@ class Updates:
                 task.cancel()
 
     async def _reload(self) -> None:
-        """Read the entries that other origins, or an earlier run of this one, have made."""
+        """Read the entries that other origins, or earlier processes of this one, have made."""
         found = await self._store.get(INDEX_KEY, [VERSION])
         if found.get(VERSION) == self._version:
             return

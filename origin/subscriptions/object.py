@@ -1,9 +1,9 @@
 """A subscription as an object: when streams grow, it notifies (wakes) a webhook or a worker.
 
 This is the HTTP side of the reserved API of the Durable Streams protocol;
-`origin/subscriptions/subscription.py` has the rules. The alarm delivers wakes, so that each is
-delivered at least once whatever dies, and a wake's generation fences workers that were woken
-before.
+`origin/subscriptions/subscription.py` has the rules. The object's alarm delivers wakes, so each
+wake is delivered at least once, even if a process dies. A wake has a generation, by which requests
+of workers that were woken earlier are refused.
 """
 
 from __future__ import annotations

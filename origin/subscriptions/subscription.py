@@ -27,7 +27,7 @@ MAX_ANY = 1
 K = TypeVar("K")
 
 FIRST_RETRY_MS = 1_000
-"""Delay in ms after the first failed delivery of a wake; it doubles with each further one."""
+"""Delay in ms after the first failed delivery of a wake; each further failure doubles it."""
 MAX_RETRY_MS = 60_000
 JITTER = 0.2
 """Random part of a retry's delay, as a share of the delay, so that retries do not coincide."""
@@ -35,9 +35,9 @@ WAKE_ID_BYTES = 12
 
 
 class Glob:
-    """A pattern; `matches` compares each of its segments once.
+    """A pattern for names of streams: `*` stands for one segment, `**` for any number of segments.
 
-    Raises ValueError for too many segments.
+    Raises ValueError if the pattern has too many segments, or more than one `**`.
     """
 
     def __init__(self, pattern: str) -> None:
@@ -80,9 +80,10 @@ def _are(wanted: Sequence[str | None], given: Sequence[str]) -> bool:
 
 
 class Interest:
-    """The streams of one subscription, except the one in which it tells workers of its wakes.
+    """The streams that a subscription matches, without the stream `wake`.
 
-    Otherwise each wake would be a change that causes the next wake.
+    The subscription appends a message about each wake to the stream `wake`. If it matched that
+    stream, each wake would cause the next one.
     """
 
     def __init__(self, pattern: str | None, streams: Sequence[str], wake: str | None) -> None:
@@ -157,11 +158,11 @@ class Phase(Enum):
     """Phase of a subscription."""
 
     IDLE = "idle"
-    """No work, no holder."""
+    """There is no work, and no worker or webhook holds the lease."""
     WAKING = "waking"
     """There is work, and a wake is being delivered."""
     LEASED = "leased"
-    """A holder works, until the lease ends."""
+    """A worker or webhook, the holder, has the lease and handles the work."""
 
 
 class WakeEvent(Enum):

@@ -1,9 +1,9 @@
 """Sends webhooks, and only to addresses on the public internet.
 
-A webhook's URL is a stranger's choice of where this process connects (SSRF). So the host's
-addresses are looked up once and checked, and the connection is made to a checked address: a name
-that changes its address afterwards (DNS rebinding) has no effect. Redirects are not followed and
-proxies not used. Deliveries share a bounded pool, in which a host that does not answer does not
+Clients choose the URLs of webhooks, and could choose hosts in the operator's network (SSRF). So the
+host's addresses are looked up once and checked, and the connection is made to a checked address: a
+name that changes its address afterwards (DNS rebinding) has no effect. Redirects are not followed
+and proxies not used. Deliveries share a bounded pool, in which a host that does not answer does not
 delay others; encoded answers are not decoded.
 
 A look-up cannot be cancelled, and takes as long as silent name servers let it. So look-ups have
@@ -100,7 +100,10 @@ class Host:
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """A slot in the pool or its queue; the holder reports if the host has answered."""
+    """The slot of one delivery, in the pool or in its queue.
+
+    The caller of `HostPool.slot` sets `answered` if the delivery was carried out.
+    """
 
     host: str
     granted: asyncio.Future[None]
@@ -111,8 +114,9 @@ class Slot:
 
 
 class HostPool:
-    """Slots, granted in order of arrival among hosts that may have one.
+    """Limits the deliveries that run at a time, in total and to each host.
 
+    Waiting deliveries get slots in their order of arrival, if the limit of their host allows it.
     Hosts that failed come after the others, and get at most half of the slots, so that healthy
     hosts never wait for them.
     """
@@ -200,7 +204,7 @@ class Resolver:
             except OSError as error:
                 found.set_exception(error)
             except UnicodeError as error:
-                found.set_exception(OSError(f"no name of a host: {error}"))
+                found.set_exception(OSError(f"not a valid host name: {error}"))
             with suppress(RuntimeError):  # the loop may be closed by now
                 loop.call_soon_threadsafe(self._free.release)
 

@@ -2,14 +2,15 @@
 
     python -m tailrace.origin.workers.text_worker SOCKET SETTINGS
 
-SETTINGS is the JSON of an OriginConfig. The worker answers each Ask with the frames of its stream.
-Like `token_worker`, it exits with status 0 when the supervisor closes the socket, and with 1 and a
-line on stderr when its producer cannot be made. It imports torch only if the producer does.
+SETTINGS is the JSON of an OriginConfig. The worker answers each StartTextRun with the frames of its
+stream. Like `token_worker`, it exits with status 0 when the supervisor closes the socket, and with
+1 and a line on stderr when its producer cannot be made. It imports torch only if the producer does.
 
-A producer is pulled no faster than its frames are stored. The frames wait in one bounded queue,
-whose only reader waits for the socket, and the supervisor reads the socket only when the ledger
-has stored the frames before. The frames that have gathered in the queue by then are sent as one
-Step, so that busy streams share a group commit.
+The worker requests outputs of its producer no faster than the ledger stores their frames. The
+frames of all streams wait in one bounded queue. A single task sends them to the supervisor, and
+waits while the supervisor does not read the socket. The supervisor reads again once the ledger has
+stored the earlier frames. All frames that are then in the queue are sent as one Step, so that busy
+streams share a group commit.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ class WorkerSlot:
         self._unwanted.set()
 
     async def keep(self) -> None:
-        """Start a process after each call of `launch`, and report its end; return never."""
+        """Start a process after each call of `launch`, and report its end, until cancelled."""
         with socket_folder() as folder:
             path = folder / "worker.sock"
             server = await asyncio.start_unix_server(self._accept, path)

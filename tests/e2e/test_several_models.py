@@ -228,7 +228,7 @@ async def test_who_waits_too_long_for_room_is_told_when_to_ask_again(
         refused = await client.post(f"{url}/v1/generate", json=request("three"))
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "loading"
-        assert "waits for room" in refused.json()["error"]["message"]
+        assert "waits for memory" in refused.json()["error"]["message"]
         assert int(refused.headers["Retry-After"]) >= 1
         assert house.loaded() == ["one", "two"]
         for reading in silent:

@@ -459,7 +459,7 @@ async def test_a_stream_that_must_call_a_tool_is_not_steered(house: House, tmp_p
     tools = Tools('[{"name":"now"}]', ToolChoice.REQUIRED)
     chat = replace(REQUEST, prompt=None, messages=(Message("user", "Hi"),), tools=tools)
     answer = await service.open(chat)
-    with pytest.raises(Conflict, match="must call a tool"):
+    with pytest.raises(Conflict, match="may contain only tool calls"):
         await service.steer(Steer(answer.stream, None, "text"))
 
 
