@@ -38,7 +38,7 @@ LINK_CODEC: Codec[Frame] = Codec(FRAMES, MAX_LINK_FRAME_BYTES)
 _SHORT = struct.Struct("<IBIB")  # the header, the tag, the corr and the length of the text
 _SHORT_BYTES = _SHORT.size
 _pack_short, _unpack_short = _SHORT.pack, _SHORT.unpack_from
-_HEADER_LESS_SIZE = VERSION_BITS - HEADER_BYTES  # a frame's header, as a number, minus its size
+_HEADER_LESS_SIZE = VERSION_BITS - HEADER_BYTES  # the header as a number, less the frame's size
 _SHORT_TEXT_BYTES = 1 << 7  # the length of a shorter text is encoded in one byte
 _SMALL_INDEX = 1 << 14  # a smaller index is encoded in at most two bytes
 _UVARINT = tuple(
@@ -88,7 +88,7 @@ def decode(raw: Raw) -> tuple[int, Frame]:
             _set_index(token, SMALL_INDEXES[raw[end:]])  # type: ignore[index]
             return corr, token
     except (AttributeError, KeyError, TypeError, ValueError, struct.error):
-        pass  # another kind of frame or a malformed one, which the codec tells apart
+        pass  # another kind of frame, or a malformed one: CODEC.decode handles both
     return CODEC.decode(raw)
 
 

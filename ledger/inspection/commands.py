@@ -223,7 +223,7 @@ def _recipe(text: str) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Damage that `verify` found, in the stream with the hex id `stream`, or in none (None)."""
+    """Damage that `verify` found; `stream` is the hex id of the stream, None if it is in none."""
 
     stream: str | None
     what: str

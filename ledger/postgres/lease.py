@@ -47,7 +47,8 @@ class Lease:
         self._reached = reached
         self._lasts = timedelta(seconds=lease_s)
         self._renewed: datetime | None = None
-        # The latest outage of the server: times of the last renewal before it and the first after.
+        # The latest outage of the server: the time of the last renewal before the outage, and that
+        # of the first renewal after it.
         self._outage: tuple[datetime, datetime] | None = None
         self._task: asyncio.Task[None] | None = None
         self.number = 0

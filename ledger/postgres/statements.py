@@ -274,7 +274,8 @@ UPDATE head SET expires_ms = greatest(head.expires_ms, t.expires_ms)
 FROM unnest($1::bigint[], $2::bigint[]) AS t (sid, expires_ms)
 WHERE head.sid = t.sid RETURNING head.sid
 """
-# Both clocks must agree that a stream has expired, in case an origin's clock is ahead.
+# A stream has expired if it has both by this origin's clock ($1) and by the server's clock plus a
+# minute. So an origin whose clock is ahead does not remove streams too early.
 EXPIRED = """
 SELECT sid FROM head WHERE ended AND kind = 0
     AND expires_ms <= least($1, (extract(epoch FROM clock_timestamp()) * 1000)::bigint + 60000)

@@ -33,7 +33,8 @@ WAL_MARGIN_BYTES = 6 * MIB
 """Bytes of the WAL's reserved space that are kept for the ends of streams.
 
 Running streams are paused before they use this space. A commit may have 4 MiB, and 1 MiB may be
-written between two checks of the disk. A smaller reserve of a small disk applies instead.
+written between two checks of the disk. If a small disk has a smaller reserve than this, the margin
+is as large as the reserve.
 """
 LONG_WAL_BYTES = 256 * MIB
 """Size of the WAL in bytes beyond which a warning says that an open read transaction keeps it."""

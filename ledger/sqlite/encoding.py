@@ -68,8 +68,7 @@ _PLACE = struct.Struct("<QQ")  # `first` and `length` of a segment's row
 _HEAD = struct.Struct("<IBIB")  # the header, the tag, the corr and the length of the text
 _HEAD_SIZE = VERSION_BITS + _HEAD.size - HEADER_BYTES
 _NO_EXTRAS = _U32.pack(0)
-# Two tables from seven bits of a varint to the byte that encodes them: as its last byte, and as
-# another byte.
+# The bytes that encode seven bits of a varint: `_LAST` in its last byte, `_NOT_LAST` in the others.
 _LAST = [bytes((low,)) for low in range(128)]
 _NOT_LAST = [bytes((low | 128,)) for low in range(128)]
 
@@ -333,7 +332,7 @@ def unpack_cold(row: SegmentRow, *, where: str) -> Unpacked:
 def _payload(row: SegmentRow) -> bytes:
     packed = row.records[_U32.size :]
     if _U32.unpack_from(row.records)[0] != _checksum(row.first, row.length, packed):
-        raise ValueError("checksum")
+        raise ValueError("the checksum does not match")
     try:
         size = zstandard.get_frame_parameters(packed).content_size
         if size > MAX_PAYLOAD_BYTES:  # a damaged size must not allocate much memory

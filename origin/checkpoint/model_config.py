@@ -200,7 +200,7 @@ class FamilyDefaults:
     rope_theta: float
     norm_eps: float
     head_dim: int | None
-    """None stands for hidden size / heads."""
+    """Elements of a head; None means the hidden size divided by the number of query heads."""
 
 
 DEFAULTS = {
@@ -293,7 +293,7 @@ def _family(keys: JsonObject) -> Family | None:
 
 
 def _heads(keys: JsonObject, family: Family) -> tuple[int, int, int]:
-    """Return (query heads, key heads, elements of one head)."""
+    """Return (number of query heads, number of key heads, number of elements of a head)."""
     heads, hidden = keys.count("num_attention_heads"), keys.count("hidden_size")
     # A missing key means "as many key heads as query heads" for Llama only; other families must
     # have the key.
@@ -344,7 +344,7 @@ def _check_classes(keys: JsonObject, family: Family) -> None:
         keys.fault("architectures", shown(kinds), shown([right]))
     own = keys.child("auto_map")
     for kind, name in ({} if own is None else own.raw).items():
-        # `module.Class`, or `REPOSITORY--module.Class` for code of another repository.
+        # `name` is `module.Class`, or `REPOSITORY--module.Class` for code of another repository.
         if str(name).rpartition(".")[2] not in AUTO_CLASSES.get(family, ()):
             keys.fault(
                 f"auto_map.{kind}",

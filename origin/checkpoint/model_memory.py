@@ -17,7 +17,7 @@ from tailrace.origin.checkpoint.model_config import CONFIG_FILE, ModelConfig
 from tailrace.origin.formats import AS_STORED, Formats
 
 WEIGHT_GROUP = 128
-"""Number of inputs per group of int4 weights; the weights of a group in one row share a scale."""
+"""Number of consecutive int4 weights of a row that share a scale."""
 HEAD_GROUP = 4
 """Number of inputs that one CPU instruction multiplies in an int8 LM head; the number of inputs
 must be a multiple of it."""

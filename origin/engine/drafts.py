@@ -150,7 +150,7 @@ class _Text:
 
 
 def _going_on(ids: Sequence[int], at: int, limit: int) -> list[int]:
-    """Return `limit` ids from index `at` on; if the text ends before, repeat these ids."""
+    """Return `limit` ids, beginning with `ids[at:]`, which is repeated if it is too short."""
     period = len(ids) - at
     return [ids[at + n % period] for n in range(limit)]
 
@@ -158,9 +158,9 @@ def _going_on(ids: Sequence[int], at: int, limit: int) -> list[int]:
 class DraftModel:
     """Drafts greedily with a smaller model of the same tokenizer, in its own KV cache.
 
-    `pool` has the draft model's pages; a run gets no drafts if there are no pages left for it. The
-    next draft of all runs is one batch, so that a step's drafts take as many batches as the longest
-    draft has tokens, however many runs there are.
+    `pool` has the draft model's pages; a run gets no drafts if there are no pages left for it. Each
+    batch computes the next draft token of every run. So a step takes as many batches as the run
+    with the most drafts has drafts, however many runs there are.
     """
 
     def __init__(self, model: Model, pool: PagePool) -> None:
@@ -260,8 +260,8 @@ class _Draft:
     def missing_piece(self, room: int) -> Piece | None:
         """Return a piece with the next ids that are not cached, up to the end of their page.
 
-        Return None if there are none, or more than `room`. The piece is a chunk of prefill if it
-        begins with a page, otherwise rows.
+        Return None if there are none, or more than `room`. A piece that starts at the beginning of
+        a page is a chunk of prefill, any other one is rows.
         """
         start = len(self.cached)
         in_chunk = start % PREFILL_CHUNK_TOKENS

@@ -282,7 +282,7 @@ class Engine:
 
 
 def _pieces(work: Work) -> Iterator[Piece]:
-    """Yield one piece for each chunk of a prompt, or a single piece of rows."""
+    """Yield the pieces of `work`: the chunks of a prompt, or one piece with all decoding rows."""
     most = PREFILL_CHUNK_TOKENS if work.prefill else len(work.ids)
     for at in range(0, len(work.ids), most):
         yield Piece(work.ids[at : at + most], work.start + at, work.pages, work.prefill)

@@ -140,7 +140,8 @@ def check_format(kind: FormatKind, source: str, *, open_objects: bool = False) -
     """
     if kind is FormatKind.JSON_SCHEMA:
         if size_of(source) > MAX_SCHEMA_BYTES:
-            raise _refusal(f"is longer than {MAX_SCHEMA_BYTES} bytes", "format_too_costly")
+            why = f"the JSON schema is longer than {MAX_SCHEMA_BYTES} bytes"
+            raise _refusal(why, "format_too_costly")
         try:
             schema = json.loads(source, parse_constant=_refuse_constant)
             source = json.dumps(_settled(schema, open_objects))
@@ -154,13 +155,15 @@ def check_format(kind: FormatKind, source: str, *, open_objects: bool = False) -
 def check_tools(
     tools: ToolUse, answer: OutputFormat | None = None, *, open_objects: bool = False
 ) -> ToolUse:
-    """Return the tools with their parameters as runs follow them, as `check_format` does.
+    """Return the tools, with the schemas of their parameters in the form that is stored.
 
+    As in `check_format`, JSON is compact, and objects are closed unless `open_objects` is True.
     Raises CallerError for the first tool whose calls no grammar can express, and for an `answer`
     that is too costly together with them.
     """
     if size_of(tools.functions) > MAX_SCHEMA_BYTES:
-        raise _refusal(f"are longer than {MAX_SCHEMA_BYTES} bytes", "format_too_costly")
+        why = f"the tools are longer than {MAX_SCHEMA_BYTES} bytes"
+        raise _refusal(why, "format_too_costly")
     functions = read_functions(tools.functions)
     for at, function in enumerate(functions):
         field = f"tools[{at}].parameters"
@@ -418,7 +421,8 @@ def _grammar(kind: FormatKind, source: str) -> str:
     """
     if kind is FormatKind.REGEX:
         if size_of(source) > MAX_REGEX_BYTES:
-            raise _refusal(f"is longer than {MAX_REGEX_BYTES} bytes", "format_too_costly")
+            why = f"the regular expression is longer than {MAX_REGEX_BYTES} bytes"
+            raise _refusal(why, "format_too_costly")
         return LLMatcher.grammar_from_regex(source)
     try:
         schema = _guided(json.loads(source, parse_constant=_refuse_constant))

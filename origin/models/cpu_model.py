@@ -347,7 +347,7 @@ def load(
 
 
 def _numeric_code() -> list[Path]:
-    """Return the files that determine the bits of results: this model's and the references."""
+    """Return the source files that determine the bits of results on a CPU, for the fingerprint."""
     return [
         *Path(__file__).parent.glob("cpu_*.py"),
         *(path for path in kernels.sources() if not path.stem.endswith("_triton")),

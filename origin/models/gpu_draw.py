@@ -92,7 +92,7 @@ class GpuDraw:
         return pack_scores(some, tokens.index_select(0, places), most)
 
     def _rows(self, draws: Sequence[Draw]) -> SamplerRows:
-        """Return the draws' settings, on the device."""
+        """Return the sampler's settings of these draws, as tensors on the device."""
         return SamplerRows.of(
             [draw.sampling for draw in draws],
             [draw.position for draw in draws],

@@ -324,7 +324,7 @@ def _refuse_old_gpu(device: torch.device, formats: Formats, dependent: bool) -> 
 
 
 def _numeric_code() -> list[Path]:
-    """Return the files that determine the bits of results."""
+    """Return the source files that determine the bits of results on a GPU, for the fingerprint."""
     return [*Path(__file__).parent.glob("gpu_*.py"), *kernels.sources()]
 
 

@@ -46,8 +46,8 @@ SHARED_CODE = (
 """Files of `origin/` that can change a token or its scores on every device."""
 
 Progress = Callable[[str, int, int], None]
-"""Callback (stage, done, total): a stage lasts until the next one is named; those of `read` and
-`hash` are counted in bytes."""
+"""Callback (stage, done, total): a stage lasts until the callback gets another one. The stages
+`read` and `hash` are counted in bytes."""
 
 
 class Device(StrEnum):

@@ -233,7 +233,8 @@ class UpstreamCall:
                 raise
             return  # the text was complete; only the usage or the end of the connection is missing
         if self.finish is None:
-            raise Unavailable("the upstream server broke off", code="upstream_lost")
+            why = "the upstream server's answer ended before it was complete"
+            raise Unavailable(why, code="upstream_lost")
 
     async def _replies(self) -> AsyncGenerator[Reply, None]:
         request = self._client.build_request(

@@ -47,7 +47,7 @@ STOPPED_BY = ("stop_reason", "matched_stop")
 """Fields in which vLLM and SGLang give the stop sequence, or the id of the token, that ended the
 answer."""
 BROKEN = frozenset(("abort", "aborted", "cancelled", "error"))
-"""Finish reasons of servers that gave up in the middle."""
+"""Finish reasons by which a server says that it gave up in the middle of its answer."""
 WORTH_ANOTHER_TRY = frozenset((408, 425, 429))
 """Statuses below 500 for which a retry may help, because they report a temporary condition."""
 STARTING = frozenset((502, 503, 504))
@@ -68,8 +68,8 @@ class EventReader:
 
     It takes bytes in any pieces, and never returns an event that was cut off. It accepts what the
     standard tells browsers to accept (comments, unknown fields, three kinds of line ends, a byte
-    order mark), but not bytes that are not UTF-8, nor lines or events above their limits, because
-    it feeds a ledger.
+    order mark). But it refuses bytes that are not UTF-8, and lines or events above their limits,
+    because the text of the events is stored in a ledger.
     """
 
     def __init__(self) -> None:
@@ -361,7 +361,7 @@ def _finish(reason: object) -> FinishReason | None:
 
 
 def _stop(choice: Mapping[str, Any]) -> str | None:
-    """Return the text that ended the answer; None where the server gives a token or nothing."""
+    """Return the text that ended the answer; None if the server names a token id or nothing."""
     said = (choice.get(name) for name in STOPPED_BY)
     return next((value for value in said if value and isinstance(value, str)), None)
 

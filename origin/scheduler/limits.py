@@ -30,8 +30,8 @@ class Limits:
     waiting: int = 1024
     """Maximum waiting runs of one class, not counting preempted runs."""
     step_tokens_least: int = 2 * PAGE_TOKENS
-    """Minimum of the adaptive limit of tokens per step: one page of a prompt, and as many decoding
-    rows."""
+    """Minimum of the adaptive limit of tokens per step: enough for one page of a prompt, and for as
+    many decoding rows as a page has tokens."""
     step_tokens_most: int = 64 * PAGE_TOKENS
     step_rows_least: int = 8
     """Minimum of the adaptive limit of rows per step."""

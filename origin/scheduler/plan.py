@@ -148,7 +148,7 @@ class ScheduledRun:
 
     @property
     def reusable_pages(self) -> int:
-        """Maximum pages that may be found instead of computed.
+        """Maximum number of pages that may be taken from the cache instead of computed.
 
         The last known token must always be computed, since the next draw needs its row.
         """

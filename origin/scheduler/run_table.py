@@ -45,7 +45,8 @@ WEIGHTS: Mapping[Priority, int] = {
 # a class waits for pages. So short prompts cannot starve a long prompt, and need not all wait for
 # the long prompt either.
 PASSING_TOKENS = 16_384
-# Expected tokens of a run: the initial value, and the weight of each ended run in the average.
+# Expected number of tokens that a run generates: its initial value, and the weight of each ended
+# run in its moving average.
 EXPECTED_TOKENS = 128.0
 EXPECTATION_GAIN = 1 / 8
 

@@ -50,7 +50,7 @@ def draw_frontier(
 
 
 def draw_residency(path: Path, lanes: Sequence[tuple[str, str, float, float]]) -> None:
-    """Draw lanes, each with a label and (tier, from, until) in seconds."""
+    """Draw how long models were in which tier: each lane is (label, tier, from_s, until_s)."""
     names = sorted({name for name, *_ in lanes})
     figure = Figure(figsize=(8, 1.2 + 0.45 * len(names)), layout="constrained")
     panel = figure.subplots()

@@ -365,7 +365,7 @@ def _burstgpt(path: Path, speeds: TokenSpeeds, seed: int) -> Iterator[Request]:
 
 
 def _servegen(path: Path, speeds: TokenSpeeds, seed: int) -> Iterator[Request]:
-    """Draw arrivals, since the file has only rates: start, rate, CV, distribution, parameters."""
+    """Draw random arrivals, because a file of ServeGen has only their rates and distributions."""
     rng = np.random.default_rng(seed)
     with _opened(path) as lines:
         for number, values in enumerate(csv.reader(lines), 1):

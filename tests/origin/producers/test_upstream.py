@@ -281,7 +281,12 @@ async def test_lost_end_ends_the_stream_where_it_broke() -> None:
         made = await asked_of(server, request(), upstream_lost="end")
     assert made[0] == Token("a", 0)
     assert made[1] == StreamEnd(
-        1, FinishReason.ORIGIN_LOST, 1, 0, "the upstream server broke off", retryable=True
+        1,
+        FinishReason.ORIGIN_LOST,
+        1,
+        0,
+        "the upstream server's answer ended before it was complete",
+        retryable=True,
     )
     assert len(server.asked) == 1
 
