@@ -254,7 +254,7 @@ def _data_of(cls: type[Logged | Snapshot]) -> Schema:
 
 
 def _not_none(hint: Any) -> Any:
-    """Return the type of an optional field without None, because events leave absent fields out."""
+    """Return the type of an optional field without None: an event lacks a field that is None."""
     if get_origin(hint) in (Union, UnionType):
         [hint] = [one for one in get_args(hint) if one is not NoneType]
     return hint

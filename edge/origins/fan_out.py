@@ -339,9 +339,10 @@ class FanOut:
             self._leave(shared, route)
 
     def clear(self) -> list[Route]:
-        """Give each reader a route of its own again, without a request on the link.
+        """Give each reader a route of its own again, because the link is lost or all routes end.
 
-        Return the readers that have got the end of their stream.
+        The relay requests the streams again later, if it still needs them. Returns the readers that
+        have got the end of their stream.
         """
         finished: list[Route] = []
         for shared in self._by_stream.values():
@@ -422,7 +423,10 @@ class FanOut:
 
 
 def has_credit(route: Route) -> bool:
-    """Return True if a reader with credit in bytes has given credit for its next frame."""
+    """Return True if a reader's credit, in frames and in bytes, allows its next frame.
+
+    The route must have a limit in bytes.
+    """
     assert route.limit_bytes is not None
     return route.next < route.limit and route.passed_bytes < route.limit_bytes
 

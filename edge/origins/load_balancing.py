@@ -28,7 +28,10 @@ SHARED = "postgresql:"
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An origin as the edge knows it; `streams` of at most `room` streams run or wait there."""
+    """An origin as load balancing sees it.
+
+    `streams` is the number of streams that run or wait at the origin, and `room` the maximum.
+    """
 
     address: str
     up: bool = True

@@ -33,7 +33,10 @@ UNCOUNTED = Owner()
 
 @dataclass(slots=True, eq=False)
 class OpenRequests:
-    """Counts the requests of an edge process; those from `exempt` addresses only by tenant."""
+    """Counts the open requests of an edge process, by address and by tenant.
+
+    Requests from `exempt` addresses are only counted by tenant.
+    """
 
     most_per_address: float = inf
     most_per_tenant: float = inf

@@ -194,7 +194,7 @@ class Origin:
         self._changed()
 
     def on_lost(self, connection: Connection) -> None:
-        """Handle the loss of a connection: routes wait, move to another origin, or end."""
+        """Handle the loss of a connection: its requests wait, move to another origin, or end."""
         if connection is self._connection:
             self._connection = None
             self.relay.disconnected(now())

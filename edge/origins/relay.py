@@ -301,9 +301,9 @@ class Relay:
         return True
 
     def _opened(self, route: Route, raw: bytes) -> bool:
-        """Store what a renewal needs, and drop the request; return True if the client gets Opened.
+        """Store what is needed to request the stream again; return True if the client gets Opened.
 
-        An Opened that answers a renewal is not for the client.
+        The client does not get it if the edge itself requested the stream again after a lost link.
         """
         _, opened = decode(raw)
         assert isinstance(opened, Opened)
@@ -433,7 +433,7 @@ class Relay:
         self._to_send.append(raw)
 
     def _ask(self, route: Route) -> None:
-        """Send a request; if its stream was open on an earlier link, queue a renewal instead."""
+        """Send a request, or queue a renewal if its stream was open before the link was lost."""
         route.deadline = None
         if route.stream is not None or (route.sent and tag_of(route.request) == Resume.tag):
             self._renewals.add(route)

@@ -13,14 +13,17 @@ so that an origin that has just restarted has time for other work, too."""
 
 
 class RenewalQueue:
-    """Routes that wait to be renewed, and routes whose renewal has not been answered."""
+    """The requests (routes) that wait for their renewal, and those whose renewal is unanswered.
+
+    A renewal requests an open stream again, from the next frame on.
+    """
 
     def __init__(self) -> None:
         self._waiting: deque[Route] = deque()
         self._in_flight: set[int] = set()  # link corrs of unanswered renewals
 
     def add(self, route: Route) -> None:
-        """Queue a route."""
+        """Queue a route, whose stream was open on an earlier link."""
         self._waiting.append(route)
 
     def take(self, routes: Mapping[int, Route]) -> list[Route]:

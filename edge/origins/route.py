@@ -103,7 +103,7 @@ def end_of(route: Route, error: TailraceError) -> TailraceError:
 
 
 def route_of(sink: Sink, corr: int, request: Frame, now: float) -> Route:
-    """Return the route of a client's request."""
+    """Make the route for a new request of a client."""
     deadline = now + CONNECT_TIMEOUT_S
     raw = LINK_CODEC.encode(request)
     route = Route(sink, corr, raw, deadline, repeatable=True, changes=False)

@@ -63,7 +63,7 @@ class RouteTable:
         self.held_bytes += len(route.request)
 
     def remove(self, route: Route) -> None:
-        """Remove a route, which keeps its request so that it can be sent elsewhere."""
+        """Remove a route. It keeps its encoded request, so that another relay can send it."""
         self.held_bytes -= len(route.request)
         if route.joined:
             del self.joined[route]
@@ -100,7 +100,7 @@ class RouteTable:
     # ---- shared subscriptions ----
 
     def promote(self, route: Route, source: Route) -> None:
-        """Give the corr of a route to `source`; the route joins the stream that `source` brings."""
+        """Let `source` use the corr of a route, and let this route join the shared stream."""
         source.link_corr = route.link_corr
         self.by_corr[source.link_corr] = self.sources[source.link_corr] = source
         self.joined[route] = None

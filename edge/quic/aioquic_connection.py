@@ -5,7 +5,7 @@ listed in `edge/private_names.py`, which compares the list with the installed ve
 
 - Flow control: a client may send one window more than the application has read. aioquic itself
   doubles a window whenever half of it is used, so it does not limit the unread bytes of a body.
-- Session tickets do not permit early data (0-RTT), which anybody could replay.
+- Session tickets do not permit early data (0-RTT), which an attacker could replay.
 - The first byte of a connection id can be chosen, so that several processes can share a port.
 - Stateless reset tokens are computed from connection ids, so that they outlive this process.
 - QPACK has no dynamic table for requests.

@@ -180,7 +180,7 @@ class Http3Stream:
             dispatcher.disconnected()
 
     def _finish(self) -> RequestDispatcher | None:
-        """Mark the stream as ended; return its dispatcher, and drop the stream's reference."""
+        """Mark the stream as ended; return its dispatcher, which the stream no longer refers to."""
         self._ended = True
         self._deadline.end()
         dispatcher, self._dispatcher = self._dispatcher, None

@@ -36,7 +36,7 @@ log = structlog.get_logger("tailrace.edge")
 
 @coroutine
 def _begun(work: Coroutine[Any, Any, Result], waited_for: Any) -> Generator[Any, Any, Result]:
-    """Finish the coroutine `work`, which has already started and waits for `waited_for`."""
+    """Finish the coroutine `work`, which has already run up to its first await, on `waited_for`."""
     try:
         yield waited_for
     except asyncio.CancelledError:

@@ -272,7 +272,7 @@ def _whole(scope: _Scope, *, is_chosen: bool) -> Iterator[Problem]:
 
 
 def _deployment(scope: _Scope) -> Deployment | None:
-    """Return the deployment for the origins; None if the file has built-in classes only."""
+    """Return the deployment for the origins; None if all classes of the file are in `BUILT_IN`."""
     exported = scope.value("exports")
     steps = scope.value("migrations")
     made = [{"tag": f"exports {name}", NEW: [name]} for name in classes_of(None, exported)]
@@ -291,7 +291,7 @@ def _deployment(scope: _Scope) -> Deployment | None:
 
 
 def _of_the_origin(step: Table) -> Table:
-    """Return a migration without the built-in classes, which origins do not have."""
+    """Return a migration without the classes in `BUILT_IN`, which origins neither have nor need."""
     kept = dict(step)
     for key in (NEW, DELETED):
         names = step.get(key, [])
