@@ -1,1 +1,1 @@
-"""Access to the edge: web pages, host names, proxies, connections and API keys."""
+"""The rules that decide who may use an edge: pages, host names, proxies, connections, API keys."""

@@ -66,13 +66,13 @@ def _class_of(said: object) -> object:
     try:
         return Priority.from_word(said)
     except CallerError as error:
-        raise ValueError(f"{said!r} is not a class: use {error.hint}") from None
+        raise ValueError(f"{said!r} is not a priority class: use {error.hint}") from None
 
 
 KeyClass = Annotated[
     Priority, BeforeValidator(_class_of), PlainSerializer(lambda priority: priority.word)
 ]
-"""The class that a key is bound to, which the file stores as a word."""
+"""The priority class that a key is bound to, which the file stores as a word."""
 
 
 def _checked_budget(given: object) -> object:
@@ -102,8 +102,9 @@ UNBOUNDED = Limits()
 class ApiKey(BaseModel):
     """A stored key, without its secret.
 
-    `sha256` is the hash of the whole key, in hex digits. `priority`, in the file `class`, is the
-    most urgent priority class of the key's requests, and their default; None for no bound.
+    `sha256` is the hash of the whole key, in hex digits. `priority`, which the file calls `class`,
+    is the most urgent priority class that the key's requests may have, and their default class.
+    None means that the key is not bound to a class.
     """
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)

@@ -14,7 +14,7 @@ from tailrace.edge.access.keys import ApiKey, Limits
 from tailrace.edge.errors import DAY_QUOTA, MONTH_QUOTA, TOKENS_QUOTA, go_duration
 
 REQUEST_BURST_S = 2.0
-"""Burst size, in seconds of the tenant's rate of requests (at least one request)."""
+"""Burst size of a tenant's requests, in seconds of its request rate; at least one request."""
 TOKEN_WINDOW_S = 60
 """Burst size of a tenant's tokens, in seconds of its token rate. The origin uses the same value."""
 
@@ -25,7 +25,7 @@ MAX_INTEGER = 999_999_999_999_999
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """One limit of a tenant. `unit` is None for requests, the draft's default.
+    """One limit of a tenant. `unit` is None for requests, which are the default unit of the draft.
 
     `remaining` is None if only the origin knows it. `reset_s`, the seconds until the quota is
     restored, is None if it is not restored by time.

@@ -145,7 +145,7 @@ def read_conversation(system: object, given: list[Any]) -> tuple[Message, ...]:
 
 
 def _turns(message: object, place: str) -> list[_Turn]:
-    """Return the turns of one message: one for each tool result, and then one for its text."""
+    """Return the turns of one message: its tool results, then one for its text and tool calls."""
     if not isinstance(message, dict):
         raise invalid(place, message, "an object")
     role, content = message.get("role"), message.get("content")

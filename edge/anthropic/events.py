@@ -233,7 +233,7 @@ class StreamedMessage:
         self.cached_tokens = 0
 
     def begin(self) -> list[Fields]:
-        """Return the event that precedes the events of all frames."""
+        """Return the first event of the message, which comes before those of all frames."""
         return [{"type": "message_start", "message": self.document()}]
 
     def add(self, frame: Frame) -> list[Fields]:

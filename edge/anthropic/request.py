@@ -41,7 +41,7 @@ MIN_BUDGET_TOKENS = 1024
 WITHOUT_EFFECT = (
     *("cache_control", "service_tier", "diagnostics", "user_profile_id", "workspace_id"),
 )
-"""Parameters that are accepted, and named in the header `Tailrace-Ignored`."""
+"""Parameters that are accepted without effect, and named in the header `Tailrace-Ignored`."""
 CANNOT: Mapping[str, Sequence[object]] = {
     "container": (),
     "context_management": (),

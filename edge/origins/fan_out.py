@@ -244,7 +244,7 @@ class FanOut:
         found.own[route] = None
 
     def removed(self, route: Route) -> None:
-        """Note that a route, which may also be a source, was removed from the table."""
+        """Note that the route table has removed a route, perhaps that of a shared subscription."""
         stream, shared = route.stream, self._shared(route)
         if stream is None:
             return

@@ -306,7 +306,7 @@ class StreamReader:
     # ---- the head ----
 
     def _start(self) -> None:
-        """Write the head, if the frames so far determine it."""
+        """Write the head of the response, if the frames so far decide which head it is."""
         if not self._opened:
             self._opened = True
             _, answer = decode(self._queue.pop(0))

@@ -196,7 +196,7 @@ def _class_of(word: str) -> Priority:
         return Priority.from_word(word)
     except CallerError as error:
         raise CallerError(
-            f"{word!r} is not a class", field="--class", hint=f"use {error.hint}"
+            f"{word!r} is not a priority class", field="--class", hint=f"use {error.hint}"
         ) from None
 
 

@@ -69,7 +69,7 @@ def test_a_key_may_be_bound_to_a_class(keys: Path) -> None:
     header, night, web = said("key", "list", "--keys", keys).splitlines()
     place = header.split().index("class")
     assert (night.split()[place], web.split()[place]) == ("batch", "-")
-    with pytest.raises(CallerError, match="'urgent' is not a class"):
+    with pytest.raises(CallerError, match="'urgent' is not a priority class"):
         said("key", "add", "x", "--keys", keys, "--class", "urgent")
 
 

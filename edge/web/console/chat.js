@@ -153,7 +153,7 @@ class Conversation extends EventTarget {
     this.#branch({ index: this.turns.at(-1).from ?? 0 }, "sent: another answer");
   }
 
-  // ---- the reader's hand ----
+  // ---- the reader's controls ----
 
   /** Change some of the settings `speed`, `granularity` and `format`. */
   set(change) {
@@ -221,7 +221,7 @@ class Conversation extends EventTarget {
       await this.#followed;
     }
     this.#branch({ index, ...added }, `branched after ${index} frames`, shared);
-    // Cancelled before its branch has begun, it would be lost if the branch is refused.
+    // Cancel the old answer only when the branch has begun: if the branch is refused, it is still needed.
     const forget = this.#stream?.watch(() => {
       if (this.#stream?.state !== "open") return;
       forget();

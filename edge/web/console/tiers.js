@@ -1,5 +1,5 @@
 // The models of all origins over time: their tiers, their requests, and the reasons for the tiers; and
-// orders to the pools of origins with several models.
+// commands to the pools of origins with several models.
 
 import { ask, usePolled } from "./api.js";
 import { Empty, Fault, State, clock, count, html, span, useRef, useState } from "./ui.js";
@@ -11,15 +11,15 @@ const WARM = ["hot", "compiled"];
 const TTL = "ttl";
 const POLICIES = ["adaptive-ttl", "predictive-prewarm", "break-even", "hybrid-histogram", "hybrid-histogram-1s", "greedy-dual"];
 
-/** Give an order to the pools of all origins, or of one. Throws the refusal of an origin. */
+/** Send a command to the pools of all origins, or of one. Throws the refusal of an origin. */
 async function order(what, body, origin) {
   const told = await ask(`warm/${what}`, { method: "POST", query: { origin }, body: JSON.stringify(body) });
   const refused = told.origins.find(({ error }) => error);
   if (refused) throw Object.assign(new Error(`${refused.origin}: ${refused.error.message}`), { hint: refused.error.hint });
 }
 
-/** Return `[give, { busy, error, said }]`, where `give(work, said)` carries out an order, and the rest
- * says what became of it.
+/** Return `[give, { busy, error, said }]`, where `give(work, said)` carries out a command, and the
+ * other fields are its progress, its error, or the text `said` once it has succeeded.
  */
 function useOrders(again) {
   const [told, setTold] = useState({ busy: false, error: null, said: "" });

@@ -60,7 +60,7 @@ import { UiChunks } from "./ui_chunks.js";
 
 /** A `ChatTransport` that reads the answers of /api/chat of an edge as streams of frames.
  *
- * It reconnects by itself after a broken connection and continues with the next frame. It needs no
+ * It reconnects after a broken connection and continues with the next frame. It needs no
  * code of the package `ai`, and its types fit the ChatTransport of `ai` 6 and 7.
  */
 export class TailraceChatTransport {
@@ -140,7 +140,7 @@ export class TailraceChatTransport {
     }
   }
 
-  /** End the chat's running answer for everybody, whichever device began it. Return the turns that were
+  /** End the chat's running answer for all readers, whichever device began it. Return the turns that were
    * stopped: none if no answer was running.
    * @param {string} chatId
    */

@@ -4,9 +4,9 @@
 // connection in `connecting` and `open`, set a timer (`due`) in `waiting`, otherwise neither. Each
 // logged frame is given once and in order, whatever the connections deliver.
 //
-// An HTTP response has no credit: a server sees that nobody reads it only when all buffers on the way
-// are full, or when it is closed. So a stream whose reader takes nothing is `suspended`: its connection
-// is closed until the reader has taken what is queued.
+// An HTTP response has no credit: a server notices that its reader takes nothing only when all buffers
+// on the way are full, or when it is closed. So a stream whose reader takes nothing is `suspended`: its
+// connection is closed until the reader has taken what is queued.
 
 import { SILENCE_MS } from "./connection.js";
 import { broken, errorOf } from "./errors.js";

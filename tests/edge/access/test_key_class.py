@@ -102,5 +102,5 @@ def test_the_key_file_has_the_class_as_a_word() -> None:
 
 
 def test_an_unknown_class_in_the_key_file_is_named() -> None:
-    with pytest.raises(ValueError, match="'urgent' is not a class: use one of interactive,"):
+    with pytest.raises(ValueError, match="'urgent' is not a priority class: use one of"):
         api_key(**{"class": "urgent"})
