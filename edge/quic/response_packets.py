@@ -26,8 +26,8 @@ MIN_PIECE_BYTES = 64
 """Minimum free bytes for which a STREAM frame is put into a packet that holds other frames."""
 
 DeliveryHandler = tuple[Callable[..., None], tuple[Any, ...]]
-"""A function that aioquic calls with a QuicDeliveryState when a packet was acknowledged or lost, and
-the function's other arguments."""
+"""A function that aioquic calls with a QuicDeliveryState when a packet was acknowledged or lost,
+and the function's other arguments."""
 
 _SHORT_OFFSETS = Struct(">IH").pack, 0x80 << 24
 _LONG_OFFSETS = Struct(">QH").pack, 0xC0 << 56
