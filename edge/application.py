@@ -31,6 +31,7 @@ from tailrace.edge.errors import (
     tailrace_error,
 )
 from tailrace.edge.generate import routes as generate
+from tailrace.edge.generate.input import send_input
 from tailrace.edge.objects import METHODS, call
 from tailrace.edge.objects import ROUTE as OBJECT_ROUTE
 from tailrace.edge.openai.answers import (
@@ -83,6 +84,7 @@ def create_app(
             Route("/v1/generate/{id}/cancel", generate.cancel, methods=["POST"]),
             Route("/v1/generate/{id}/branch", generate.branch, methods=["POST"]),
             Route("/v1/generate/{id}/steer", generate.steer, methods=["POST"]),
+            Route("/v1/generate/{id}/input", send_input, methods=["POST"]),
             *routes_of(CHAT),
             *routes_of(COMPLETIONS),
             *RESPONSE_ROUTES,

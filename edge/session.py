@@ -46,6 +46,7 @@ from tailrace.ledger.frame import (
     Frame,
     Heartbeat,
     Hello,
+    Input,
     Open,
     Opened,
     Priority,
@@ -126,7 +127,9 @@ class Close:
     reason: str
 
 
-ToOrigin = tuple[int, Open | Resume | Cancel | Steer | Credit | Detach]
+ClientRequest = Open | Resume | Cancel | Steer | Input
+"""A frame of a client that gets an answer."""
+ToOrigin = tuple[int, ClientRequest | Credit | Detach]
 """The number of a client's channel (corr), and a frame of the client on it that goes to an
 origin."""
 
@@ -355,7 +358,7 @@ class Session:
             self._credit(corr, frame, forward)
         elif isinstance(frame, Detach):
             self._detach(corr, forward)
-        elif isinstance(frame, Open | Resume | Cancel | Steer):
+        elif isinstance(frame, ClientRequest):
             self._request(corr, frame, forward)
         else:
             name = type(frame).__name__
@@ -368,9 +371,7 @@ class Session:
         self._greeted = True
         self._packs = frame.compression is Compression.ZSTD and not self.speaks_json
 
-    def _request(
-        self, corr: int, frame: Open | Resume | Cancel | Steer, forward: list[ToOrigin]
-    ) -> None:
+    def _request(self, corr: int, frame: ClientRequest, forward: list[ToOrigin]) -> None:
         if corr == 0 or corr in self._streams:
             raise CallerError(
                 f"corr {corr} is not free",
@@ -400,7 +401,7 @@ class Session:
                 stream.merge = SnapshotMerge(corr=corr)
                 self._merging[corr] = stream
                 frame = replace(frame, snapshot=False)
-        asked: Open | Resume | Cancel | Steer = frame
+        asked: ClientRequest = frame
         if isinstance(frame, Open | Resume):
             stream.limit = frame.start + frame.credit
             stream.limit_bytes = inf if frame.credit_bytes is None else frame.credit_bytes
@@ -410,7 +411,7 @@ class Session:
             asked = replace(asked, caller=self.caller)
         forward.append((corr, asked))
 
-    def _allowed(self, frame: Open | Resume | Cancel | Steer) -> Open | Resume | Cancel | Steer:
+    def _allowed(self, frame: ClientRequest) -> ClientRequest:
         """Check a request and return it; an Open gets its priority class. Raises CallerError."""
         if isinstance(frame, Open | Resume) and frame.credit > MAX_CREDIT_FRAMES:
             raise _too_much_credit(f"{type(frame).__name__}.credit")

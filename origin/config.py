@@ -609,6 +609,13 @@ class PipelineConfig(OriginConfig):
     pipeline: dict[str, Any]
     socket: Path | None = None
 
+    @property
+    def max_input_bytes(self) -> int:
+        """Maximum size of the input of one stream in bytes; 0 for a pipeline without input."""
+        from tailrace.origin.pipelines.table import PipelineTable
+
+        return PipelineTable.model_validate(self.pipeline).max_input_bytes
+
 
 class StreamsConfig(Settings):
     """Settings of `[streams]`: Durable Streams and their subscriptions."""

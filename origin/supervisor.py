@@ -25,7 +25,7 @@ from tailrace.ledger.telemetry.exposition import exposed
 from tailrace.ledger.telemetry.traces import Traces
 from tailrace.origin.admin.handler import AdminHandler
 from tailrace.origin.admin.streams import LivePages, unix_clock
-from tailrace.origin.config import LedgerConfig, OriginConfig, StreamsConfig
+from tailrace.origin.config import LedgerConfig, OriginConfig, PipelineConfig, StreamsConfig
 from tailrace.origin.edges.link import EdgeLink
 from tailrace.origin.edges.peers import PeerTransport
 from tailrace.origin.generations.resume_tokens import TokenKeys
@@ -182,6 +182,11 @@ class Supervisor:
             retention=retention,
             now_ms=now_ms,
             admin=self._answer_operator,
+            inputs={
+                plan.name: plan.config.max_input_bytes
+                for plan in plans
+                if isinstance(plan.config, PipelineConfig) and plan.config.max_input_bytes
+            },
         )
         unix_ms = unix_clock(now_ms, self._metrics.clock)
         self._admin = AdminHandler(

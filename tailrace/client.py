@@ -107,6 +107,28 @@ class Edges:
                     hint="continue to read the stream to see whether it contains the text",
                 ) from error
 
+    async def send(
+        self, stream: str, token: str | None, data: bytes, offset: int, *, last: bool
+    ) -> int:
+        """Send bytes for a stream's input; retry until an edge answers.
+
+        Returns the size of the stored input. Bytes that are stored already are not stored twice, so
+        a request may be repeated.
+        """
+        attempts = Attempts(self)
+        params = {"offset": offset, "last": int(last)}
+        while True:
+            url = f"{attempts.url}/v1/generate/{stream}/input"
+            try:
+                answer = await self.http.post(
+                    url, params=params, headers=token_header(token), content=data
+                )
+                if answer.status_code != 200:
+                    raise http_error(answer.status_code, answer.headers, answer.content)
+                return int(answer.json()["bytes"])
+            except (httpx.TransportError, TailraceError) as error:
+                await attempts.failed(error)
+
     async def _asked(self, url: str, token: str | None, body: object = None) -> Status:
         answer = await self.http.post(url, headers=token_header(token), json=body)
         if answer.status_code != 200:
@@ -338,6 +360,8 @@ class Stream:
         self._opened = False
         self._cut = False
         self._reading: asyncio.Timeout | None = None
+        self._connecting = asyncio.Lock()
+        self._stored: int | None = None  # bytes of the stream's input that are durable
 
     def __aiter__(self) -> Self:
         return self
@@ -371,6 +395,20 @@ class Stream:
             )
         return await self._edges.steer(self.id, text, self.token)
 
+    async def send(self, data: bytes, *, last: bool = False) -> int:
+        """Send bytes to a pipeline that takes input, after those that were sent before.
+
+        Returns the size of the input, when the bytes are durable. `last` completes the input. Call
+        it again only after it has returned. Opens the stream if nothing was read of it yet.
+        """
+        while self.id is None:
+            await self._advance()
+        if self._stored is None:
+            self._stored = await self._edges.send(self.id, self.token, b"", 0, last=False)
+        await self._edges.send(self.id, self.token, data, self._stored, last=last)
+        self._stored += len(data)
+        return self._stored
+
     def cut(self) -> None:
         """Drop the connection now, as a network failure would; the next read resumes the stream."""
         if self.end is not None:
@@ -394,10 +432,12 @@ class Stream:
         try:
             if self._position.fault is not None:
                 raise self._position.fault
-            if self._chunks is None:
-                await self._connect()
-            else:
+            if self._chunks is not None:
                 await self._read(self._chunks)
+                return
+            async with self._connecting:  # `send` connects, too
+                if self._chunks is None:
+                    await self._connect()
         except (httpx.TransportError, TailraceError) as error:
             await self.aclose()
             self._position.reconnect()

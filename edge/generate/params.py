@@ -132,13 +132,23 @@ def parse_tail(given: Sequence[str]) -> int | None:
 
     Raises CallerError if the value is not a number, or if there are several values.
     """
-    if not given:
-        return None
+    return _count(given, "tail", "frames") if given else None
+
+
+def parse_offset(given: Sequence[str]) -> int:
+    """Return the number of bytes that `?offset=` says, or 0 if it is absent.
+
+    Raises CallerError if the value is not a number, or if there are several values.
+    """
+    return _count(given, "offset", "bytes") if given else 0
+
+
+def _count(given: Sequence[str], field: str, things: str) -> int:
     if len(given) > 1 or _NUMBER.fullmatch(given[0]) is None or int(given[0]) > U64_MAX:
         raise CallerError(
-            "tail is not a number of frames",
-            field="tail",
-            hint="send one number in decimal digits, such as tail=100",
+            f"{field} is not a number of {things}",
+            field=field,
+            hint=f"send one number in decimal digits, such as {field}=100",
         )
     return int(given[0])
 

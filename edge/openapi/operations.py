@@ -186,6 +186,18 @@ SINCE = _query(
     " and at most one second of earlier ones. Not with `after`, `tail`.",
     STRING,
 )
+OFFSET = _query(
+    "offset",
+    "Number of bytes of the input before the first byte of the body. By default 0.",
+    NUMBER_TEXT,
+    0,
+)
+LAST = _query(
+    "last",
+    "1: the input is complete with this body.",
+    {"type": "string", "enum": ["0", "1"]},
+    "1",
+)
 LAST_EVENT_ID = _header(
     "Last-Event-ID", "The same as `after`, as a browser's EventSource sends it.", NUMBER_TEXT
 )
@@ -300,6 +312,22 @@ def _generations() -> Iterator[Operation]:
         json_body("SteerRequest"),
         {"text": json.loads(STEER_EXAMPLE)},
         (*KEYED, 404, 409, 413),
+        takes_token=True,
+    )
+    yield Operation(
+        "POST",
+        "/v1/generate/{id}/input",
+        "sendInput",
+        "Generations",
+        "Send bytes to a stream whose pipeline takes input",
+        "The bytes are stored in pieces while the body arrives. If the request is cut off, send the"
+        " rest with the offset of its first byte: bytes that are stored already are left out. An"
+        " empty body returns how many bytes are stored.",
+        document("The size of the stored input.", "StoredInput"),
+        Right.STEER,
+        (ID, OFFSET, LAST),
+        (Content("application/octet-stream", BYTES),),
+        errors=(*KEYED, 404, 408, 409, 413),
         takes_token=True,
     )
     yield Operation(

@@ -330,6 +330,10 @@ def _generate() -> Schemas:
             " not yet written.",
             {"id": STREAM_ID, "state": words(StreamState), "next_index": COUNT},
         ),
+        "StoredInput": record(
+            "The size in bytes of the input of a stream, as far as it is durable.",
+            {"id": STREAM_ID, "bytes": COUNT, "complete": BOOLEAN},
+        ),
     }
 
 

@@ -31,6 +31,7 @@ from tailrace.ledger.frame import (
     Credit,
     Frame,
     Heartbeat,
+    Input,
     Open,
     Resume,
     Steer,
@@ -317,7 +318,7 @@ def kind_of(request: Frame) -> str:
 def caller_of(request: Frame) -> Caller | None:
     """Return the client that a request is made for, as far as the edge knows it."""
     match request:
-        case Open() | Resume() | Cancel() | Steer() | Call():
+        case Open() | Resume() | Cancel() | Steer() | Input() | Call():
             return request.caller
     return None
 
@@ -333,7 +334,7 @@ def needs_of(request: Frame) -> Needs:
             key = f"{request.model}\n{prefix}".encode(errors="replace")
             has_prefix = len(prefix) == PREFIX_CHARS
             return Needs(key if has_prefix else None, request.model, spreads=True)
-        case Resume() | Cancel() | Steer():
+        case Resume() | Cancel() | Steer() | Input():
             return Needs(request.stream)
         case Call() if request.object == TOKEN_COUNT:
             return Needs(model=request.name, spreads=True)

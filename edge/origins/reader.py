@@ -21,6 +21,8 @@ from tailrace.ledger.frame import (
     Cancel,
     Credit,
     Frame,
+    Input,
+    InputStored,
     Open,
     Opened,
     Resume,
@@ -116,6 +118,10 @@ class Reader:
         """Cancel or steer a stream."""
         return await self._ask(request, Status)
 
+    async def send_input(self, request: Input) -> InputStored:
+        """Send bytes for a stream's input; return when they are durable."""
+        return await self._ask(request, InputStored)
+
     async def call(self, call: Call) -> Answer:
         """Send a request to an object; `take_piece` returns the body of its answer."""
         call = replace(call, credit=WINDOW_BODIES, credit_bytes=WINDOW_BODY_BYTES)
@@ -138,7 +144,7 @@ class Reader:
         if isinstance(answer, StreamError):
             raise to_error(answer)
         assert isinstance(answer, kind), answer
-        if isinstance(answer, Opened | Status):
+        if isinstance(answer, Opened | Status | InputStored):
             note_stream(answer.stream)
         return answer
 

@@ -572,6 +572,31 @@ class Steer(Frame):
     caller: Caller | None = None
 
 
+@frame(31)
+class Input(Frame):
+    """Bytes for the input of a stream whose pipeline takes input; answered by InputStored.
+
+    `offset` is the number of bytes before `data`. Bytes that the origin has stored already are left
+    out, so a client may send them again. `last` completes the input.
+    """
+
+    stream: StreamId
+    token: str | None
+    offset: Uint
+    data: bytes
+    last: bool = False
+    caller: Caller | None = None
+
+
+@frame(32)
+class InputStored(Frame):
+    """The answer to Input: the number of bytes of the input that are durable."""
+
+    stream: StreamId
+    bytes: Uint
+    complete: bool
+
+
 # ---- between an edge and an origin: never from or to a client ----
 
 
@@ -650,7 +675,7 @@ SCHEMA_TEXT = schema_text(FRAMES, vars())
 SCHEMA_HASH = schema_identity(FRAMES)
 """Identity of this schema. Clients with another schema are refused."""
 LOGGED = frozenset(tag for tag, cls in FRAMES.items() if issubclass(cls, Logged))
-CLOSING = frozenset((StreamEnd.tag, StreamError.tag, Status.tag, BodyEnd.tag))
+CLOSING = frozenset((StreamEnd.tag, StreamError.tag, Status.tag, BodyEnd.tag, InputStored.tag))
 # CLIENT has the tags that a client may send, EDGE the tags that an edge may send on a link.
-CLIENT = frozenset(tag for tag in FRAMES if Open.tag <= tag <= Steer.tag) | {Hello.tag}
+CLIENT = frozenset(tag for tag in FRAMES if Open.tag <= tag <= Steer.tag) | {Hello.tag, Input.tag}
 EDGE = CLIENT | {Call.tag, Challenge.tag, Proof.tag, Renew.tag, Heartbeat.tag}

@@ -35,6 +35,8 @@ from tailrace.ledger.frame import (
     Frame,
     Heartbeat,
     Hello,
+    Input,
+    InputStored,
     Open,
     Opened,
     Pass,
@@ -42,6 +44,7 @@ from tailrace.ledger.frame import (
     Renew,
     Resume,
     Splitter,
+    Status,
     Steer,
     encode,
     error_frame,
@@ -388,18 +391,14 @@ class EdgeLink(asyncio.Protocol):
                 feed = self._feed(corr, frame, follow=frame.follow)
                 known = frame.mac if isinstance(frame, Renew) else None
                 self._spawn(corr, self._begin(corr, feed, self._service.resume(frame), known))
-            case Cancel():
+            case Cancel() | Steer() | Input():
                 self._check_free(corr)
                 self._answers.add(corr)
-                self._spawn(corr, self._answer(corr, self._service.cancel(frame)))
+                self._spawn(corr, self._answer(corr, self._change(frame)))
             case Call():
                 self._call(corr, frame, self._service.call)
             case ObjectCall():
                 self._call(corr, frame, self._service.peer_call)
-            case Steer():
-                self._check_free(corr)
-                self._answers.add(corr)
-                self._spawn(corr, self._answer(corr, self._service.steer(frame)))
             case _:
                 raise FrameError(
                     "must not be sent to an origin", field=type(frame).__name__, offset=4
@@ -472,12 +471,32 @@ class EdgeLink(asyncio.Protocol):
         after a Call must not wait for it.
         """
         self._check_free(corr)
-        if self._held_bytes and self._held_bytes + len(call.body) > CALLS_HIGH_BYTES:
-            raise self._overloaded("too many requests wait for their objects")
+        self._hold(len(call.body))
         run = CallRun(self, corr, call)
         self._calls[corr] = run
-        self._held_bytes += len(call.body)
         self._spawn(corr, run.run(handle))
+
+    def _hold(self, size: int) -> None:
+        """Count the bytes of a request that waits for an object; raises Overloaded if too many do.
+
+        `release` subtracts them.
+        """
+        if self._held_bytes and self._held_bytes + size > CALLS_HIGH_BYTES:
+            raise self._overloaded("too many requests wait for their objects")
+        self._held_bytes += size
+
+    async def _change(self, frame: Cancel | Steer | Input) -> Status | InputStored:
+        """Carry out a request that changes a stream, and return the answer."""
+        match frame:
+            case Cancel():
+                return await self._service.cancel(frame)
+            case Steer():
+                return await self._service.steer(frame)
+        self._hold(len(frame.data))
+        try:
+            return await self._service.input(frame)
+        finally:
+            self.release(len(frame.data))
 
     # ---- tasks and errors ----
 

@@ -17,6 +17,10 @@ from tailrace.origin.streams.protocol import within
 KEY_MARK = "\x1f"
 """Separator between a tenant's name and an idempotency key, neither of which contains it."""
 
+PIPELINES = "pipelines:"
+"""Beginning of the tenants that streams inside pipelines belong to. A tenant of API keys has no
+colon in its name, so no client can read them."""
+
 
 def key_of(caller: Caller | None, idempotency_key: str | None) -> str | None:
     """Return an idempotency key with the caller's tenant as prefix, so each tenant has its own."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -35,6 +35,8 @@ from tailrace.ledger.frame import (
     Call,
     Cancel,
     Heartbeat,
+    Input,
+    InputStored,
     Open,
     Opened,
     Renew,
@@ -75,6 +77,7 @@ from tailrace.origin.generations.known_answers import (
     may_answer,
 )
 from tailrace.origin.generations.permissions import (
+    PIPELINES,
     check_right,
     generation,
     key_of,
@@ -87,6 +90,7 @@ from tailrace.origin.generations.resume_tokens import TokenKeys, VerifiedToken
 from tailrace.origin.generations.runs import Runs
 from tailrace.origin.generations.stream_log import History
 from tailrace.origin.generations.usage import usage_of_key
+from tailrace.origin.objects.inputs import INPUT, LAST, LIMIT, OFFSET
 from tailrace.origin.streams.protocol import generation_id
 from tailrace.origin.subscriptions.request import SUBSCRIPTION, object_of
 
@@ -138,6 +142,7 @@ class Service:
     """The API of one origin for edges.
 
     `now_ms` returns Unix time in ms. `random` returns random bytes, for stream ids and seeds.
+    `inputs` has the maximum number of bytes of an input, by pipeline that takes input.
     """
 
     ledger: Ledger
@@ -149,6 +154,7 @@ class Service:
     now_ms: Callable[[], int]
     random: Callable[[int], bytes] = secrets.token_bytes
     admin: AdminCall = no_admin
+    inputs: Mapping[str, int] = field(default_factory=dict)
     _endings: dict[bytes, asyncio.Task[StreamInfo]] = field(default_factory=dict, init=False)
 
     async def open(self, request: Open) -> Opened:
@@ -414,8 +420,27 @@ class Service:
         encoded = partial(inserted_ids, recipe, text, reader, room=recipe.max_tokens)
         return await asyncio.to_thread(encoded) if len(text) > LONG_CHARS else encoded()
 
+    async def input(self, request: Input) -> InputStored:
+        """Store bytes for the input of a running pipeline; return when they are durable."""
+        info, _ = await self._allowed(request, Right.STEER)
+        limit = self.inputs.get(Recipe.model_validate_json(info.recipe).model)
+        if limit is None:
+            raise Conflict(
+                "the model of this stream takes no input",
+                code="no_input",
+                hint="its operator can set `input` for a pipeline",
+            )
+        if info.ended:
+            raise Conflict("the stream has ended", code="stream_ended", hint="open a new stream")
+        head = ((OFFSET, str(request.offset)), (LAST, str(int(request.last))), (LIMIT, str(limit)))
+        key = ObjectKey(INPUT, request.stream.hex())
+        response = await self.objects.fetch(key, ObjectRequest("POST", "", head, request.data))
+        assert isinstance(response.body, bytes)
+        stored = json.loads(response.body)
+        return InputStored(request.stream, stored["bytes"], stored["complete"])
+
     async def _allowed(
-        self, request: Resume | Cancel | Steer, right: Right
+        self, request: Resume | Cancel | Steer | Input, right: Right
     ) -> tuple[StreamInfo, Right]:
         """Return a stream and the caller's rights on it, which must include `right`."""
         verified = self._check(request.token, request.stream, right)
@@ -445,6 +470,16 @@ class Service:
         if call.caller is not None:
             raise no_subscriptions()
         return await self._fetch(object_of(call.name), call, request)
+
+    async def _call_input(self, call: Call, request: ObjectRequest) -> ObjectResponse:
+        """Let the worker of a pipeline read the input of a stream of its client's tenant."""
+        tenant = "" if call.caller is None else call.caller.tenant
+        stream = generation_id(call.name)
+        if not tenant.startswith(PIPELINES) or stream is None or call.method == "POST":
+            raise _no_class(call)
+        if _tenant(await generation(self.ledger, stream)) != tenant.removeprefix(PIPELINES):
+            raise _no_class(call)
+        return await self.objects.fetch(ObjectKey(INPUT, call.name), request)
 
     async def _call_operator(self, call: Call, request: ObjectRequest) -> ObjectResponse:
         check_right(call.caller, Right.ADMIN)
@@ -659,6 +694,7 @@ _HANDLERS: dict[str, Callable[[Service, Call, ObjectRequest], Awaitable[ObjectRe
     TOKEN_COUNT: Service._call_token_count,
     CACHED_TOKENS: Service._call_cached_tokens,
     OWN_USAGE: Service._call_usage,
+    INPUT: Service._call_input,
     DEPLOYMENT: Service._call_deployment,
 }
 """Handlers of Calls, by the name of the object's class. `Service._call_own` handles the classes of

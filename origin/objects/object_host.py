@@ -1,6 +1,7 @@
 """The object runtime of an origin, with all classes of objects that it serves.
 
-The classes are those of streams, subscriptions, chats and deployments, and the operator's own.
+The classes are those of streams, subscriptions, chats, inputs of pipelines and deployments, and the
+operator's own.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from tailrace.origin.edges.peers import ALONE, Peers, PeerTransport
 from tailrace.origin.generations.service import CHAT
 from tailrace.origin.objects.chats import Chats
 from tailrace.origin.objects.deployments import KEPT, Deployed, DeploymentObject
+from tailrace.origin.objects.inputs import INPUT, INPUT_CLASS
 from tailrace.origin.objects.operator_classes import Classes
 from tailrace.origin.streams.object import stream_class
 from tailrace.origin.streams.settings import StreamSettings
@@ -72,6 +74,7 @@ class OriginObjects:
         self._classes: dict[str, ObjectFactory] = {
             "stream": stream_class(settings),
             CHAT: self.chats.kind,
+            INPUT: INPUT_CLASS,
             DEPLOYMENT: partial(DeploymentObject, own=self._own),
             # While subscriptions are switched off, these objects do nothing, even if an alarm that
             # was set earlier rings.

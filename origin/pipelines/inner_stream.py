@@ -33,12 +33,11 @@ from tailrace.ledger.frame import (
 from tailrace.ledger.frame import Reasoning as ReasoningFrame
 from tailrace.ledger.links.rights import OF_A_STREAM, Right
 from tailrace.origin import producer
+from tailrace.origin.generations.permissions import PIPELINES
 from tailrace.origin.generations.stream_log import RETRIED
 from tailrace.origin.pipelines.stage import O_co, Prompt, Stage, StageContext
 from tailrace.origin.producer import Data, End, Label, Output, Reasoning, Remark, Text, Vector
 
-TENANT_PREFIX = "pipelines:"
-"""Prefix of the tenant names of inner streams. The tenant name of an API key has no colon."""
 UNREAD_S = 30
 """Seconds after which an inner stream is paused if the pipeline does not read it."""
 COMPLETE = (FinishReason.STOP, FinishReason.LENGTH)
@@ -108,7 +107,7 @@ class AskingStage(Stage[O_co]):
 
 def caller_of(tenant: str) -> Caller:
     """Return the caller with which a pipeline opens inner streams for requests of a tenant."""
-    return Caller(TENANT_PREFIX + tenant, Right.GENERATE | OF_A_STREAM)
+    return Caller(PIPELINES + tenant, Right.GENERATE | OF_A_STREAM)
 
 
 def output_of(frame: Frame) -> Output | None:

@@ -1,4 +1,4 @@
-"""The connection over which a pipeline's worker reads other streams of its own origin.
+"""The connection over which a pipeline's worker reads inputs and other streams of its own origin.
 
 It speaks the protocol of the link between an edge and an origin (PROTOCOL.md, "Links"), over a Unix
 socket in a folder that only the origin's user can enter.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +18,9 @@ from tailrace.ledger.frame import (
     CLOSING,
     LINK_CODEC,
     SCHEMA_HASH,
+    Body,
+    BodyEnd,
+    Call,
     Caller,
     Cancel,
     Credit,
@@ -32,6 +35,7 @@ from tailrace.ledger.frame import (
     encode,
     to_error,
 )
+from tailrace.origin.objects.inputs import INPUT
 
 SOFTWARE = "tailrace-pipeline"
 WINDOW_FRAMES = 128
@@ -93,6 +97,51 @@ class OriginClient:
                 window.passed(1, size)
                 if not is_over and window.renew(WINDOW_BYTES):
                     writer.write(encode(Credit(window.limit, window.limit_bytes), corr))
+        finally:
+            del self._readings[corr]
+            if not is_over:
+                writer.write(encode(Detach(), corr))
+
+    async def read_input(self, stream: bytes, caller: Caller) -> AsyncGenerator[bytes, None]:
+        """Yield the bytes of a stream's input as soon as they are stored, until it is complete.
+
+        Raises:
+            TailraceError: The origin refuses the request, or cannot be reached.
+        """
+        call = Call(INPUT, stream.hex(), "PUT", "", caller=caller)
+        for wanted in (call, replace(call, method="GET")):
+            async with aclosing(self._call(wanted)) as pieces:
+                async for data in pieces:
+                    if wanted.method == "GET":
+                        yield data
+
+    async def _call(self, call: Call) -> AsyncGenerator[bytes, None]:
+        """Call an object of the origin, and yield the pieces of its answer's body.
+
+        Raises:
+            TailraceError: The origin refuses the call, or cannot be reached.
+        """
+        writer = await self._connected()
+        corr = self._free_corr()
+        reading = self._readings[corr] = _Reading()
+        window = Window.starting(0, WINDOW_FRAMES, WINDOW_FRAMES, WINDOW_BYTES)
+        call = replace(call, credit=WINDOW_FRAMES, credit_bytes=WINDOW_BYTES)
+        writer.write(LINK_CODEC.encode(call, corr))
+        is_over = False
+        try:
+            while not is_over:
+                frame, size = await reading.frames.get()
+                match frame:
+                    case StreamError():
+                        is_over = True
+                        raise to_error(frame)
+                    case BodyEnd():
+                        is_over = True
+                    case Body(data=data):
+                        yield data
+                        window.passed(1, size)
+                        if window.renew(WINDOW_BYTES):
+                            writer.write(encode(Credit(window.limit, window.limit_bytes), corr))
         finally:
             del self._readings[corr]
             if not is_over:

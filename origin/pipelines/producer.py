@@ -7,15 +7,17 @@ of the pipeline, or of one of its models, is killed.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
+from tailrace.ledger.errors import CallerError
 from tailrace.ledger.process.version import tailrace_version
 from tailrace.origin.config import PipelineConfig
 from tailrace.origin.generations.stream_log import skipped_stage
-from tailrace.origin.pipelines.inner_stream import AskingStage
+from tailrace.origin.pipelines.inner_stream import AskingStage, caller_of
 from tailrace.origin.pipelines.origin_client import OriginClient
 from tailrace.origin.pipelines.process_pool import ProcessPool, RemoteStage, StageProcessLost
 from tailrace.origin.pipelines.runner import RunningStage, outputs
@@ -68,6 +70,7 @@ class PipelineProducer:
             ConfigError: A stage or an option is not valid.
         """
         self._origin = origin
+        self._table = table
         self._stages: list[_PlannedStage] = []
         for number, each in enumerate(table.stages, 1):
             field = f"pipelines.{name}.stages[{number}]"
@@ -115,9 +118,33 @@ class PipelineProducer:
             for each, timed in zip(self._stages, request.stages, strict=True)
         ]
         prompt = Prompt(recipe.prompt, recipe.messages)
-        async with aclosing(outputs(running, prompt, skipped, request.fate)) as items:
+        data = None if self._table.input is None else self._input(request)
+        async with aclosing(outputs(running, prompt, skipped, request.fate, data)) as items:
             async for item in items:
                 yield _counted(item, running) if isinstance(item, End) else item
+
+    async def _input(self, request: Request) -> AsyncGenerator[bytes, None]:
+        """Yield the bytes of a stream's input, from its beginning on.
+
+        Raises:
+            CallerError: The client has sent nothing for too long.
+        """
+        wait_s = self._table.input_wait_s
+        caller = caller_of(request.recipe.tenant)
+        async with aclosing(self._origin.read_input(request.stream, caller)) as pieces:
+            while True:
+                try:
+                    async with asyncio.timeout(wait_s):
+                        piece = await anext(pieces)
+                except StopAsyncIteration:
+                    return
+                except TimeoutError:
+                    raise CallerError(
+                        f"no input has come for {wait_s:g} s",
+                        code="input_timeout",
+                        hint="send input more often, or complete it",
+                    ) from None
+                yield piece
 
     async def close(self) -> None:
         """Close the connection to the origin, and end the processes of stages."""

@@ -25,7 +25,7 @@ from tailrace.origin.generations.stream_log import STAGE_SKIPPED, skip_message
 from tailrace.origin.pipelines.process_pool import StageProcessLost
 from tailrace.origin.pipelines.queue import ItemQueue
 from tailrace.origin.pipelines.stage import AnyStage, Item, Items, Prompt
-from tailrace.origin.producer import End, Output, Remark, RunFate, TimedStage
+from tailrace.origin.producer import Data, End, Output, Remark, RunFate, TimedStage
 
 MAX_REASON_CHARS = 200
 """Maximum number of characters of the reason in a Notice or in the message of a stream's end."""
@@ -46,7 +46,11 @@ class RunningStage:
 
 
 async def outputs(
-    stages: Sequence[RunningStage], prompt: Prompt, skipped: Mapping[str, int], fate: RunFate
+    stages: Sequence[RunningStage],
+    prompt: Prompt,
+    skipped: Mapping[str, int],
+    fate: RunFate,
+    data: AsyncIterable[bytes] | None = None,
 ) -> AsyncGenerator[Output, None]:
     """Yield the outputs of the last stage; the last of them is an End.
 
@@ -55,6 +59,8 @@ async def outputs(
         prompt: the input of the first stage.
         skipped: the item from which on a stage is skipped, by the name of the stage.
         fate: tells if the stream has ended, in case the generator is closed early.
+        data: the bytes of the stream's input, which the first stage gets after the prompt. An error
+            that it raises ends the stream as failed.
 
     Raises:
         StageProcessLost: The process of a stage has ended. The stages must run again.
@@ -64,7 +70,7 @@ async def outputs(
         _StageRun(each, queues[at], queues[at + 1], skipped.get(each.name)).run(queues[-1])
         for at, each in enumerate(stages)
     ]
-    works.append(_feed(queues[0], prompt))
+    works.append(_feed(queues[0], prompt, data))
     end: End | None = None
     try:
         async with background(works):
@@ -83,10 +89,18 @@ async def outputs(
     yield end
 
 
-async def _feed(first: ItemQueue, prompt: Prompt) -> None:
-    """Give the first stage its input; a long prompt fills the queue until the stage takes it."""
+async def _feed(first: ItemQueue, prompt: Prompt, data: AsyncIterable[bytes] | None) -> None:
+    """Give the first stage its input, as fast as it takes it."""
     await first.put(prompt)
-    await first.put(End())
+    end = End()
+    if data is not None:
+        try:
+            async for piece in data:
+                await first.put(Data(piece))
+        except TailraceError as error:
+            message = f"the input failed: {error.message}"
+            end = End(FinishReason.FAILED, message=message, retryable=error.retryable)
+    await first.put(end)
 
 
 class _StageRun:

@@ -117,6 +117,9 @@ class Stage(ABC, Generic[O_co]):
     """The options that the stage takes in a settings file."""
     answers_prompts: ClassVar[bool] = False
     """True if the stage replaces a prompt by output. A pipeline needs such a stage."""
+    takes_input: ClassVar[bool] = False
+    """True if the stage works on the bytes that clients send while the stream runs. Such a stage
+    gets them as `Data` items of any size, after the prompt."""
 
     def __init__(self, options: O_co, context: StageContext) -> None:
         """Store the options and the context."""

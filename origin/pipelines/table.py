@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
 
@@ -80,6 +81,13 @@ class StageTable(BaseModel):
         return self.name or self.stage.rpartition(":")[2]
 
 
+class InputFormat(StrEnum):
+    """The format of the input of a pipeline."""
+
+    BYTES = "bytes"
+    PCM = "pcm"
+
+
 class PipelineTable(BaseModel):
     """Settings of one pipeline."""
 
@@ -88,6 +96,27 @@ class PipelineTable(BaseModel):
     stages: tuple[StageTable, ...] = Field(
         min_length=1, max_length=MAX_STAGES, description="The stages, in their order."
     )
+    input: InputFormat | None = Field(
+        None,
+        description="Format of the bytes that clients send to a stream while it runs. bytes: any."
+        " pcm: 16-bit little-endian samples of one channel at 16 kHz, for the stages of speech."
+        " Default: requests have a prompt only.",
+    )
+    max_input_mib: int = Field(
+        64, ge=1, le=4096, description="Maximum size of the input of one stream, in MiB."
+    )
+    input_wait_s: float = Field(
+        60,
+        gt=0,
+        le=86_400,
+        description="Maximum time in seconds without new input. After that the stream ends as"
+        " failed.",
+    )
+
+    @property
+    def max_input_bytes(self) -> int:
+        """Maximum size of the input of one stream in bytes; 0 for a pipeline without input."""
+        return 0 if self.input is None else self.max_input_mib << 20
 
     @model_validator(mode="after")
     def _has_a_name_for_each(self) -> Self:
@@ -172,6 +201,10 @@ def _check_stages(name: str, pipeline: PipelineTable, known: list[str]) -> list[
         if kind.answers_prompts and table.optional:
             hint = "remove it: without its model a pipeline has no output"
             raise ConfigError("a model cannot be optional", field=f"{field}.optional", hint=hint)
+        if kind.takes_input and pipeline.input is None:
+            hint = f'add input = "pcm" to [pipelines.{name}]'
+            message = f"the stage {table.named} needs the bytes of an input"
+            raise ConfigError(message, field=f"pipelines.{name}.input", hint=hint)
         asked += options.asked_models
         has_answer |= kind.answers_prompts
     if not has_answer:

@@ -295,6 +295,7 @@ REFUSED = {
     "readOwnUsage": 404,  # this edge has no keys
     "openSession": 426,  # no opening handshake is sent
     "createEmbeddings": 400,  # the demo model makes none
+    "sendInput": 409,  # the demo model takes none
     "applyPolicy": 409,  # an origin of one model has no pool
     "prewarmModel": 409,
     "pinModel": 409,

@@ -37,6 +37,8 @@ from tailrace.ledger.frame import (
     Header,
     Heartbeat,
     Hello,
+    Input,
+    InputStored,
     Message,
     Notice,
     Open,
@@ -352,6 +354,10 @@ _FRAMES: list[tuple[str, int, Frame]] = [
     ("detach", 5, Detach()),
     ("steer", 8, Steer(STREAM, None, "and then")),
     ("steer with a token", 8, Steer(STREAM, "v1.k1.cGF5bG9hZA.bWFj", "")),
+    ("input", 9, Input(STREAM, None, 0, b"RIFF")),
+    ("input, all fields", 9, Input(STREAM, "v1.k1.cGF5bG9hZA.bWFj", 4096, b"", last=True)),
+    ("input stored", 9, InputStored(STREAM, 4096, False)),
+    ("input stored, complete", 9, InputStored(STREAM, 1 << 40, True)),
     ("call, least", 10, Call("stream", "a", "GET", "http://localhost/v1/stream/a")),
     (
         "call, all fields",
@@ -421,7 +427,7 @@ def streams() -> list[dict[str, Any]]:
     bad = [
         ("wrong version, seen at the fourth byte", "0b000002", "bad_version", "header.version", 3),
         ("too long, refused before it comes", "ffffff01", "bad_frame", "header.length", 0),
-        ("unknown tag, refused before the payload comes", "ff0f00011f", "bad_frame", "tag", 4),
+        ("unknown tag, refused before the payload comes", "ff0f000121", "bad_frame", "tag", 4),
     ]
     for name, raw, code, where, offset in bad:
         error = {"code": code, "field": where, "offset": offset}

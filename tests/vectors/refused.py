@@ -45,7 +45,7 @@ BAD_HEADERS = [
     ("a byte after the frame", built(0, _THE) + "00", "bad_frame", "header.length", 0),
     *(
         (f"tag {tag}, which nothing has", built(tag, _THE), "bad_frame", "tag", 4)
-        for tag in (31, 32, 63, 64, 255)
+        for tag in (33, 34, 63, 64, 255)
     ),
 ]
 

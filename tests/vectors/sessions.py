@@ -17,6 +17,7 @@ from tailrace.ledger.frame import (
     Detach,
     Frame,
     Hello,
+    Input,
     Open,
     Resume,
     Sampling,
@@ -149,7 +150,7 @@ SESSIONS = [
     Row("another version, and no Hello", [raw(16, version=2)], {0: BAD_VERSION}, 1002),
     Row("another version", [hello(), raw(16, version=2)], {0: BAD_VERSION}, 1002),
     _broken("an unknown flag", raw(20, flags=2), "unknown flags 0x2 at byte 3", "header.flags"),
-    _broken("an unknown tag", raw(31), "unknown tag 31 at byte 4", "tag"),
+    _broken("an unknown tag", raw(33), "unknown tag 33 at byte 4", "tag"),
     _broken("a tag of an origin's inside", raw(40), "unknown tag 40 at byte 4", "tag"),
     _broken(
         "a frame that servers send",
@@ -282,6 +283,7 @@ SESSIONS = [
     _refused("a Cancel of nobody's stream", Cancel(NOBODYS), NO_STREAM),
     _refused("a Cancel with a forged token", Cancel(NOBODYS, FORGED), BAD_TOKEN),
     _refused("a Steer of nobody's stream", Steer(NOBODYS, None, "x"), NO_STREAM),
+    _refused("an Input of nobody's stream", Input(NOBODYS, None, 0, b"x"), NO_STREAM),
     Row("a Credit for no open corr", [hello(), encode(Credit(5), 99)], {}),
     Row("a Detach of no open corr", [hello(), encode(Detach(), 99)], {}),
 ]

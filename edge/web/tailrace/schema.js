@@ -1,6 +1,6 @@
 // Written by `python -m tests.web.generate` from ledger/wire/tailrace.bare.
 
-export const SCHEMA_ID = "75a68e257e769a10";
+export const SCHEMA_ID = "412087c4595d2be3";
 
 export const TYPES = {
   StreamId: "data[16]",

@@ -21,7 +21,7 @@ from tailrace.origin.pipelines.stage import (
     StageKind,
     StageOptions,
 )
-from tailrace.origin.producer import End, Output, RunFate, Text
+from tailrace.origin.producer import Data, End, Output, RunFate, Text
 from tests.origin.producers.asked import recipe
 
 STREAM = bytes(range(16))
@@ -85,6 +85,31 @@ class Sleeps(Stage[StageOptions]):
             time.sleep(60)
         print("a stage may print")
         return (item,)
+
+
+class Hex(Stage[StageOptions]):
+    """Writes each four bytes of the input in hex, in however many pieces they come."""
+
+    answers_prompts = True
+    takes_input = True
+
+    def __init__(self, options: StageOptions, context: StageContext) -> None:
+        """Begin without bytes."""
+        super().__init__(options, context)
+        self._bytes = b""
+
+    def process(self, item: Item) -> Iterable[Item]:
+        """Yield the groups of four bytes that are complete."""
+        if isinstance(item, Data):
+            self._bytes += item.data
+        while len(self._bytes) >= 4:
+            yield Text(self._bytes[:4].hex() + " ")
+            self._bytes = self._bytes[4:]
+
+    def finish(self, end: End) -> Iterable[Item]:
+        """Yield the bytes that are left."""
+        if self._bytes:
+            yield Text(self._bytes.hex())
 
 
 class PassOn(Stage[StageOptions]):

@@ -1,0 +1,203 @@
+"""Input of a pipeline: sent in pieces by any edge, stored, and read again after a kill."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+
+from tailrace.ledger.frame import (
+    FRAMES,
+    SCHEMA_HASH,
+    Frame,
+    Hello,
+    Input,
+    InputStored,
+    StreamError,
+    decode,
+    encode,
+    split,
+)
+from tailrace.origin.config import DEMO_MODEL
+from tests.e2e.processes import Edge, Origin, running
+from tests.e2e.sse import Reading, resume, start
+
+pytestmark = pytest.mark.anyio
+
+SETTINGS = f"""
+[models.demo]
+folder = "{DEMO_MODEL.resolve()}"
+device = "cpu"
+kv_mib = 16
+
+[pipelines.hex]
+input = "bytes"
+max_input_mib = 1
+[[pipelines.hex.stages]]
+stage = "tests.origin.pipelines.staged:Hex"
+
+[pipelines.impatient]
+input = "bytes"
+input_wait_s = 0.2
+[[pipelines.impatient.stages]]
+stage = "tests.origin.pipelines.staged:Hex"
+"""
+REQUEST: dict[str, Any] = {"model": "hex", "prompt": ""}
+BYTES = Random(5).randbytes(401)
+TEXT = BYTES.hex(" ", -4)
+
+
+class House:
+    """An origin with pipelines that take input, and two edges."""
+
+    def __init__(self, folder: Path) -> None:
+        settings = folder / "tailrace.toml"
+        settings.write_text(SETTINGS)
+        self.origin = Origin(folder / "data", config=settings)
+        self.edges = [Edge(self.origin), Edge(self.origin)]
+        self.urls = [edge.url for edge in self.edges]
+
+    async def kill_worker(self) -> None:
+        """Kill the worker of the pipeline, and wait until another one is ready."""
+        count = self.origin.count("worker.ready")
+        ready = [one for one in self.origin.events if one.get("message") == "worker.ready"]
+        os.kill(int([one["pid"] for one in ready if one["model"] == "hex"][-1]), signal.SIGKILL)
+        await self.origin.saw("worker.ready", count + 1)
+
+
+@pytest.fixture(scope="module")
+async def house(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
+    made = House(tmp_path_factory.mktemp("inputs"))
+    async with running(made.origin, *made.edges):
+        await made.origin.saw("worker.ready", 3)
+        yield made
+
+
+async def begin(client: httpx.AsyncClient, url: str, model: str = "hex") -> Reading:
+    """Open a stream that has no frame yet."""
+    return await start(client, url, REQUEST | {"model": model}, stop_after=0)
+
+
+async def send(
+    client: httpx.AsyncClient, url: str, stream: str, data: Any, offset: int, last: bool = False
+) -> httpx.Response:
+    """Send one body of input."""
+    params = {"offset": offset, "last": int(last)}
+    return await client.post(f"{url}/v1/generate/{stream}/input", content=data, params=params)
+
+
+def code_of(response: httpx.Response) -> tuple[int, str]:
+    """Return the status and the code of an error."""
+    return response.status_code, response.json()["error"]["code"]
+
+
+async def test_input_is_stored_and_read_again_whoever_is_killed(
+    house: House, client: httpx.AsyncClient
+) -> None:
+    one, two = house.urls
+    reading = await begin(client, one)
+    stored = await send(client, one, reading.stream, BYTES[:100], 0)
+    assert stored.json() == {"id": reading.stream, "bytes": 100, "complete": False}
+    await resume(client, two, reading, stop_after=25)
+    assert reading.text == TEXT[: 25 * 9]
+    await house.kill_worker()
+    # The first 50 bytes are sent twice, by another edge.
+    stored = await send(client, two, reading.stream, BYTES[50:250], 50)
+    assert stored.json()["bytes"] == 250
+    await resume(client, one, reading, stop_after=10)
+    await house.kill_worker()
+    stored = await send(client, one, reading.stream, BYTES[250:], 250, last=True)
+    assert stored.json() == {"id": reading.stream, "bytes": len(BYTES), "complete": True}
+    await resume(client, two, reading)
+    assert reading.text == TEXT
+    assert reading.end["finish_reason"] == "stop"
+    assert reading.indexes == list(range(len(reading.indexes)))
+
+
+async def test_a_body_that_is_cut_off_is_kept_as_far_as_it_came(
+    house: House, client: httpx.AsyncClient
+) -> None:
+    [url, _] = house.urls
+    reading = await begin(client, url)
+
+    async def cut() -> AsyncIterator[bytes]:
+        yield BYTES[:120]
+        await resume(client, url, reading, stop_after=30)  # all of it was stored and processed
+        raise OSError("cut off")
+
+    with pytest.raises(OSError, match="cut off"):
+        await send(client, url, reading.stream, cut(), 0, last=True)
+    stored = (await send(client, url, reading.stream, b"", 0)).json()
+    assert stored == {"id": reading.stream, "bytes": 120, "complete": False}
+    await send(client, url, reading.stream, BYTES[stored["bytes"] :], stored["bytes"], last=True)
+    assert (await resume(client, url, reading)).text == TEXT
+
+
+async def test_wrong_input_is_refused_by_name(house: House, client: httpx.AsyncClient) -> None:
+    [url, _] = house.urls
+    reading = await begin(client, url)
+    stream = reading.stream
+    assert code_of(await send(client, url, stream, b"abc", 1)) == (409, "input_gap")
+    too_much = bytes(1 << 20)
+    assert (await send(client, url, stream, b"abcd", 0)).json()["bytes"] == 4
+    refused = await send(client, url, stream, too_much, 4)
+    assert code_of(refused) == (413, "input_too_large")
+    assert "1048576 bytes" in refused.json()["error"]["hint"]
+    stored = (await send(client, url, stream, b"", 0)).json()["bytes"]
+    assert (await send(client, url, stream, b"", stored, last=True)).json()["complete"]
+    ended = await send(client, url, stream, b"abc", stored)
+    assert code_of(ended) in ((409, "input_complete"), (409, "stream_ended"))
+    await resume(client, url, reading)
+    assert code_of(await send(client, url, stream, b"abc", 0)) == (409, "stream_ended")
+    plain = await start(client, url, REQUEST | {"model": "demo", "prompt": "a"}, stop_after=1)
+    assert code_of(await send(client, url, plain.stream, b"abc", 0)) == (409, "no_input")
+    assert code_of(await send(client, url, "0" * 32, b"abc", 0)) == (404, "unknown_stream")
+    for params in ({"offset": "x"}, {"last": "yes"}):
+        path = f"{url}/v1/generate/{stream}/input"
+        answer = await client.post(path, content=b"abc", params=params)
+        assert code_of(answer) == (400, "invalid_request")
+        assert answer.json()["error"]["field"] in params
+
+
+async def test_a_stream_without_input_ends_after_a_while(
+    house: House, client: httpx.AsyncClient
+) -> None:
+    [url, _] = house.urls
+    reading = await start(client, url, REQUEST | {"model": "impatient"})
+    assert reading.end["finish_reason"] == "failed"
+    assert reading.end["message"] == "the input failed: no input has come for 0.2 s"
+
+
+async def answer(socket: ClientConnection) -> Frame:
+    """Return the next frame on channel 1."""
+    while True:
+        message = await socket.recv()
+        assert isinstance(message, bytes)
+        for raw in split(message, frozenset(FRAMES), 1 << 20):
+            corr, frame = decode(raw)
+            if corr == 1:
+                return frame
+
+
+async def test_input_over_a_websocket(house: House, client: httpx.AsyncClient) -> None:
+    [url, _] = house.urls
+    reading = await begin(client, url)
+    stream = bytes.fromhex(reading.stream)
+    async with connect(url.replace("http", "ws") + "/v1/ws", subprotocols=None) as socket:
+        await socket.send(encode(Hello(SCHEMA_HASH, "test")))
+        await socket.send(encode(Input(stream, reading.token, 0, BYTES[:200]), 1))
+        assert await answer(socket) == InputStored(stream, 200, False)
+        await socket.send(encode(Input(stream, reading.token, 300, BYTES[300:]), 1))
+        refused = await answer(socket)
+        assert isinstance(refused, StreamError)
+        assert (refused.code, refused.hint) == ("input_gap", "send the bytes from 200 on")
+        await socket.send(encode(Input(stream, reading.token, 100, BYTES[100:], last=True), 1))
+        assert await answer(socket) == InputStored(stream, len(BYTES), True)
+    assert (await resume(client, url, reading)).text == TEXT
