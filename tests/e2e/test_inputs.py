@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -13,6 +15,7 @@ import httpx
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
+from tailrace.client import Client
 from tailrace.ledger.frame import (
     FRAMES,
     SCHEMA_HASH,
@@ -21,6 +24,7 @@ from tailrace.ledger.frame import (
     Input,
     InputStored,
     StreamError,
+    Token,
     decode,
     encode,
     split,
@@ -28,6 +32,7 @@ from tailrace.ledger.frame import (
 from tailrace.origin.config import DEMO_MODEL
 from tests.e2e.processes import Edge, Origin, running
 from tests.e2e.sse import Reading, resume, start
+from tests.schema_text import ROOT
 
 pytestmark = pytest.mark.anyio
 
@@ -201,3 +206,58 @@ async def test_input_over_a_websocket(house: House, client: httpx.AsyncClient) -
         await socket.send(encode(Input(stream, reading.token, 100, BYTES[100:], last=True), 1))
         assert await answer(socket) == InputStored(stream, len(BYTES), True)
     assert (await resume(client, url, reading)).text == TEXT
+
+
+async def test_the_python_client_sends_input_through_another_edge_if_one_dies(
+    house: House,
+) -> None:
+    third = await Edge(house.origin).ready()
+    try:
+        async with Client([third.url, house.urls[0]]) as client:
+            stream = client.generate(model="hex", prompt="")
+            assert await stream.send(BYTES[:100]) == 100
+            first = [await anext(stream) for _ in range(25)]
+            await third.kill()
+            assert await stream.send(BYTES[100:], last=True) == len(BYTES)
+            frames = [*first, *[frame async for frame in stream]]
+    finally:
+        await third.kill()
+    assert "".join(frame.text for frame in frames if isinstance(frame, Token)) == TEXT
+
+
+SCRIPT = """
+import { stream } from "%(client)s/index.js";
+import { InputWriter } from "%(client)s/input.js";
+
+const bytes = new Uint8Array(await new Response(process.stdin).arrayBuffer());
+const reading = stream("%(url)s/v1/generate", { input: { model: "hex", prompt: "" } });
+const writer = new InputWriter("%(url)s/v1/generate", reading);
+writer.write(bytes.subarray(0, 50));
+writer.write(bytes.subarray(50, 100));
+await writer.write(bytes.subarray(100, 200));
+// Another writer, such as that of a page that was loaded again, continues where the first one was.
+const { id, token } = reading;
+const other = new InputWriter("%(url)s/v1/generate", { id, token });
+const { bytes: stored } = await other.write(new Uint8Array());
+other.write(bytes.subarray(stored, 300));
+await other.write(bytes.subarray(300));
+const { complete } = await other.close();
+const late = await other.write(bytes).catch((error) => error.code);
+console.log(JSON.stringify({ stored, complete, late, text: await reading.text() }));
+"""
+
+
+async def test_the_browser_client_sends_input(house: House) -> None:
+    script = SCRIPT % {"client": (ROOT / "edge/web/tailrace").as_uri(), "url": house.urls[0]}
+    node = await asyncio.create_subprocess_exec(
+        "node",
+        "--input-type=module",
+        "--eval",
+        script,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    said, _ = await asyncio.wait_for(node.communicate(BYTES), 60)
+    found = json.loads(said)
+    assert found.pop("late") in ("input_complete", "stream_ended")
+    assert found == {"stored": 200, "complete": True, "text": TEXT}
