@@ -106,7 +106,8 @@ class Processes:
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
         if number in STOP_SIGNALS and not self._stopping:
             self._stopping = True
-            self._sockets.close()  # clients of an open socket would connect and wait in vain
+            # Clients would connect to a socket that is still open, and get no answer.
+            self._sockets.close()
         for pid in list(self._numbers):
             try:
                 os.kill(pid, number)

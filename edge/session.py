@@ -625,7 +625,7 @@ class Session:
     def _grow_merge(self, corr: int, stream: OpenStream) -> None:
         """Give the origin credit for more bytes to merge, unless merged frames wait for the client.
 
-        If many bytes are held for snapshots of this client, only the oldest snapshot goes on.
+        If many bytes are held for snapshots of this client, only the oldest snapshot grows.
         """
         is_oldest = stream is next(iter(self._merging.values()))
         if not stream.merged and (is_oldest or self._merging_bytes < MAX_MERGING_BYTES):
@@ -639,7 +639,7 @@ class Session:
         return held + sum(sum(map(len, each.waiting)) for each in streams)
 
     def _leave_merge(self, corr: int) -> None:
-        """Forget a snapshot that was sent or is not wanted any more, and let others go on."""
+        """Forget a snapshot that was sent or is no longer wanted, and let other snapshots grow."""
         if self._merging.pop(corr, None) is not None:
             for other, stream in [*self._merging.items()]:
                 if stream.is_merging and stream.granted_bytes - stream.sent_bytes < MIN_LEFT_BYTES:

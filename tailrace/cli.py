@@ -151,7 +151,7 @@ def up(
     if upstream is None and find_spec("torch") is None:
         raise ConfigError(
             "the demo model needs PyTorch",
-            hint="pip install 'tailrace[torch]', or serve a server of yours: --upstream URL",
+            hint="pip install 'tailrace[torch]', or name your own model server: --upstream URL",
         )
 
     async def run() -> None:

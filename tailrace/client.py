@@ -498,7 +498,7 @@ class Stream:
         )
 
     async def _read(self, chunks: AsyncIterator[bytes]) -> None:
-        """Read the next bytes of the body; stop if `cut` is called before or meanwhile."""
+        """Read the next bytes of the body; if `cut` is called, drop the connection instead."""
         try:
             # The timeout has no deadline until `cut` sets one, to end this read. The
             # timeouts for a silent server are those of httpx.

@@ -406,7 +406,7 @@ class FanOut:
         shared.members[route] = None
 
     def _leave(self, shared: SharedStream, route: Route) -> None:
-        """Let a member read on by a subscription of its own, from its next frame on."""
+        """Give a member a subscription of its own again, from its next frame on."""
         del shared.members[route]
         route.shared = route.joined = False
         self._table.rejoin_link(route)

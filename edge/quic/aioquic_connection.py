@@ -96,7 +96,7 @@ class AioquicConnection(SendingConnection):
         return SendBuffer(stream.sender.highest_offset, stream.sender._buffer_start)
 
     def is_refused(self, stream_id: int) -> bool:
-        """Return True if the client has already asked for no response (STOP_SENDING)."""
+        """Return True if the client has already refused the response (STOP_SENDING)."""
         return self._streams[stream_id].sender._reset_error_code is not None
 
     def is_receiving(self, stream_id: int) -> bool:

@@ -38,8 +38,8 @@ register_congestion_control(CONGESTION_CONTROL, LossCountingReno)
 class TimerPacer(QuicPacketPacer):
     """aioquic's pacing, adapted to timers with a resolution of one millisecond.
 
-    An initial window may leave at once (RFC 9002, 7.7), and so may all packets that are due before
-    the next timer can fire.
+    An initial window may be sent at once (RFC 9002, 7.7), and so may all packets that are due
+    before the next timer can fire.
     """
 
     def update_rate(self, congestion_window: int, smoothed_rtt: float) -> None:

@@ -84,7 +84,7 @@ class Http3:
                 self.quic.close(Code.EXCESSIVE_LOAD, "too many requests were reset")
 
     def unblock(self) -> None:
-        """Continue the blocked responses whose data was sent or acknowledged meanwhile."""
+        """Continue the responses that were blocked and can be written again."""
         for stream in list(self.blocked):
             if stream.writable_bytes() > 0:
                 del self.blocked[stream]

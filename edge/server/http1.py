@@ -253,8 +253,9 @@ class Http1:
             length,
             ChunkedBody() if is_chunked else None,
             expects=connection.they_are_waiting_for_100_continue,
-            # With both headers, another server may find a different end of the body, and take a
-            # part of it for a request (RFC 9112, 6.3). So no other request is read.
+            # With both Transfer-Encoding and Content-Length, another server may see a different end
+            # of the body, and take a part of it for a request (RFC 9112, 6.3). So no further
+            # request is read from this connection.
             is_last=is_chunked and b"content-length" in fields,
         )
         dispatcher.begin(ended=not (is_chunked or length))

@@ -169,7 +169,8 @@ def _ask(
 ) -> list[Document]:
     """Return the answer of each origin, which may be an error.
 
-    Raises the error of the edge, which it also answers if all of its origins have failed.
+    Raises the error of the edge, if the edge itself refuses the request or if all origins have
+    failed.
     """
     check_url(edge, "--edge")
     import httpx
