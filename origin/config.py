@@ -543,7 +543,7 @@ class OriginConfig(Settings):
 
     @property
     def slo_s(self) -> dict[str, float]:
-        """Promised seconds to the first token of each class that has a promise."""
+        """Promised seconds to the first token, by priority class, without classes that have none."""
         given = {
             "interactive": self.slo_interactive_ms,
             "standard": self.slo_standard_ms,

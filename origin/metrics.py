@@ -232,7 +232,7 @@ class Metrics:
         self.registry.register(GpuCollector(meter, [*gpus.items()]))
 
     def gpu_of(self, slot: int) -> GpuReading | None:
-        """Return the figures of the slot's GPU; None if it has no GPU of its own."""
+        """Return the figures of the slot's GPU; None if no GPU is assigned to the slot."""
         gpu = self._gpus.get(slot)
         return None if gpu is None else self._gpu_meter.read(gpu)
 

@@ -1,4 +1,4 @@
-"""The promised times to the first token (SLOs) of the classes, and how many streams kept them.
+"""The promised times to the first token (SLOs) by priority class, and how many streams kept them.
 
 A stream keeps the promise of its class if its first frame other than a notice of the origin is
 released within the promised time of its admission. The time in which the stream waits for its model

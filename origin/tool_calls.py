@@ -163,7 +163,7 @@ class CallReader:
         self._out: list[str | CallPiece] = []
 
     def feed(self, text: str, last: bool = False) -> list[str | CallPiece]:
-        """Return the text and the pieces of calls that are certain after more output.
+        """Add more output of the model; return the text and pieces of calls that are now certain.
 
         With `last`, no output follows, so nothing is held back any more.
         """

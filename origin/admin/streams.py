@@ -1,4 +1,4 @@
-"""Shows an origin's streams to operators: lists of active and ended streams, and one in detail.
+"""Shows an origin's streams to operators: lists of active and ended streams, and details of one.
 
 A page is a window of the sorted list, so that viewing ten thousand streams costs no more than
 viewing the fifty on screen. A request may have the cursor of an earlier answer. It then gets only

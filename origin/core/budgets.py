@@ -1,10 +1,10 @@
 """Budgets of API keys: how many tokens a key may use in a UTC day and in a UTC month.
 
-The tokens of ended streams come from the ledger, which several origins may share. A key's sums are
-read when the key is first seen, and again every few seconds. The tokens of streams that have ended
-here since then, and of those that run here, are added. So the tokens that other origins of the
-ledger have used in the meantime are missing for some seconds, and the last requests before the
-limit may exceed it.
+The tokens of ended streams come from the ledger, which several origins may share. The sums of a
+key's tokens by day are read when the key is first seen, and again every few seconds. The tokens of
+streams that have ended at this origin since then, and of those that run at this origin, are added.
+So the tokens that other origins of the ledger have used in the meantime are missing for some
+seconds, and the last requests before the limit may exceed it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tailrace.ledger.usage import DAY_MS, month_start_ms, next_month_ms
 DAY_SPENT = "day_budget_spent"
 MONTH_SPENT = "month_budget_spent"
 IDLE_KEY_S = 600.0
-"""Seconds without a request after which the sums of a key are forgotten."""
+"""Seconds without a request after which the token sums of an API key are forgotten."""
 
 
 def has_budget(caller: Caller | None) -> bool:
@@ -62,11 +62,11 @@ class Budgets:
     _keys: dict[str, _Spending] = field(default_factory=dict)
 
     def knows(self, key: str) -> bool:
-        """Return True if the sums of a key were read from the ledger and are not forgotten."""
+        """Return True if the token sums of a key were read from the ledger and not forgotten."""
         return key in self._keys
 
     def begin(self, key: str) -> None:
-        """Note that reading the sums of a key begins.
+        """Note that the caller begins to read the token sums of a key from the ledger.
 
         The sums may or may not include streams that end during the reading.
         """
@@ -74,21 +74,21 @@ class Budgets:
             known.reading = 0
 
     def learn(self, key: str, from_day: int, by_day: Mapping[int, int], now: float) -> None:
-        """Note the sums of a key by day, from `from_day` on; the sums of earlier days stay."""
+        """Store a key's token sums by day that were read from `from_day` on; earlier days stay."""
         known = self._keys.setdefault(key, _Spending({}, now))
         kept = {day: tokens for day, tokens in known.by_day.items() if day < from_day}
         known.by_day = kept | dict(by_day)
         known.since, known.reading = known.reading or 0, None
 
     def stale(self, now: float) -> list[str]:
-        """Forget the keys that are no longer used; return the others, whose sums are to be read."""
+        """Forget keys that are no longer used; return the others, whose sums must be read again."""
         self._keys = {
             key: known for key, known in self._keys.items() if now - known.used_s < IDLE_KEY_S
         }
         return list(self._keys)
 
     def ended(self, key: str, tokens: int) -> None:
-        """Note that a stream of a key has ended here, which used these tokens."""
+        """Note that a stream of a key has ended at this origin, and used this number of tokens."""
         if (known := self._keys.get(key)) is not None:
             known.since += tokens
             if known.reading is not None:

@@ -1,9 +1,9 @@
 """Presence of chats: how many clients follow each chat, at all origins that share the ledger.
 
 An origin counts its own followers. On a shared ledger it publishes its counts, and reads the sums
-of the other origins, in rounds: at most one a second, and none while nothing changes and nobody
-follows a chat here. The published counts of an origin that dies leave the sums with its lease;
-other origins notice this when they next recheck the chats that they have followers of.
+of the other origins, in rounds: at most one a second, and none while no count changes and no chat
+has followers at this origin. When an origin dies, its published counts leave the sums with its
+lease. Other origins notice this at their next recheck of the chats that have followers there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ UNKNOWN = -1
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The work of one round: counts to publish, then chats whose published counts to read."""
+    """The work of one round: counts to publish, and chats whose other origins' counts to read."""
 
     publish: Mapping[bytes, int]
     read: tuple[bytes, ...]
@@ -124,7 +124,7 @@ class ChatPresence:
         return Round(publish, tuple(read))
 
     def done(self, finished: Round, found: Mapping[bytes, PublishedReaders]) -> list[bytes]:
-        """End a round that was carried out; return the chats whose number has changed.
+        """End a round that was carried out; return the chats whose number of followers has changed.
 
         A count of this origin that the ledger has lost is published again in the next round.
         """

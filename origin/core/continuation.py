@@ -21,8 +21,8 @@ def why_not(recipe: Recipe, ready: Ready, history: History) -> str | None:
         return f"{ready.model!r} is now served by workers of another kind"
     if ready.kind == TEXT:
         return None
-    # The stream's ids come from the engine of the recipe, so they fit its vocabulary. Only if the
-    # worker has another engine are they checked, because there may be a million of them.
+    # The stream's token ids come from the engine in the recipe, so they fit the vocabulary of this
+    # engine. There may be a million of them, so they are checked only for another engine.
     is_other = recipe.fingerprint != ready.fingerprint
     if is_other and max(chain(recipe.prompt_ids, history.ids)) >= ready.vocab:
         return f"{ready.model!r} has another vocabulary now"

@@ -119,7 +119,7 @@ class PoliciesSet:
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """The origin has started: models are loaded in the order of the settings, as many as fit."""
+    """The origin has started: load models in the order of the settings, as many as fit."""
 
 
 @dataclass(frozen=True, slots=True)

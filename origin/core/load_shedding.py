@@ -23,7 +23,8 @@ FALL_S = 15.0
 WAIT_LOW = 1 / 3
 """Share of the maximum wait up to which a wait counts as low."""
 FREE_MEMORY_HIGH, FREE_MEMORY_LOW = 0.10, 0.05
-"""Shares of free memory: enough from the first one up, too little below the second one."""
+"""Shares of free memory: FREE_MEMORY_HIGH or more is enough, less than FREE_MEMORY_LOW too little.
+"""
 FREE_MEMORY_CRITICAL = 0.02
 """Share of free memory below which the longest streams of class batch end, one at a time."""
 SHORT_BATCH_TOKENS = 128

@@ -17,8 +17,9 @@ from tailrace.origin.workers.load_spans import COMPILE
 from tailrace.origin.workers.worker_frame import LoadProgress, Ready
 
 HINT_WINDOW_S = 30.0
-"""Seconds after a hint in which a request proves the hint right. A model that was loaded because of
-a hint also stays loaded for this long after the expected end of its load."""
+"""A hint says that a model may soon be requested. It was right if a request comes within this many
+seconds. A model that was loaded because of a hint also stays loaded for this long after the
+expected end of its load."""
 PRIOR_RIGHT, PRIOR_SEEN = 1.0, 2.0
 """Initial counts of right hints and of all hints: half of the hints are expected to be right."""
 

@@ -3,8 +3,8 @@
 A caller reports what happens and when (`handle`), carries out the commands that come back, and
 reports a Tick at the time that `wake_at` names. The serving pool, the shadow pool and the
 simulations all use this code. Callers cannot race, because every change of state follows the tables
-in `states.py`. Time never goes back: an event with an earlier time than the event before it gets
-the time of that one.
+in `states.py`. Time never goes back: an event with an earlier time than the previous event counts
+as if both had the same time.
 """
 
 from __future__ import annotations
@@ -236,8 +236,8 @@ class ModelPool:
             self._ranking.arrived(model.name, max(model.member.size, LEAST_SIZE))
             if not model.is_ready:
                 model.cold_starts += 1
-                # The model serves this request only after a load. If it is still being unloaded,
-                # its tier is that of a loaded model; a lower one is recorded for the request.
+                # The model serves this request only after a load. While the model is being
+                # unloaded, its tier is still that of a loaded one, so a lower tier is recorded.
                 one.tier = min(model.tier, Tier.DEVICE)
         if model.is_ready or (event.begun and model.state is ModelState.DRAINING):
             one.taken_s = self._now

@@ -104,7 +104,7 @@ class StreamState(Enum):
     ENDING = "ending"
     """The stream has no worker, and this origin writes the stream's end."""
     DEFERRED = "deferred"
-    """The ledger gave no answer; the stream is tried again when the ledger is back."""
+    """The ledger gave no answer; the stream is tried again when the ledger answers again."""
     PAUSED = "paused"
     """No client reads the stream, so it is not generated until a client reads it again. A paused
     stream counts against no limit of running streams."""

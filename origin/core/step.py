@@ -54,7 +54,7 @@ class StepFrames(NamedTuple):
         return StepFrames([*compress(self.streams, kept)], self.emissions.those(kept), failed)
 
     def appends(self, now: float, now_ms: int, reach: Callable[[bytes, int], int]) -> Appends:
-        """Return the emissions as appends.
+        """Return the frames of this step as appends to the ledger.
 
         A StreamEnd is stored with its stream's statistics and usage. `now` is the time of the
         core's clock in seconds, and `now_ms` the Unix time. `reach` returns the index up to which a
@@ -62,8 +62,8 @@ class StepFrames(NamedTuple):
         """
         streams, made = self.streams, self.emissions
         extras = [b""] * len(streams)
-        # Few frames need an extra: ends, frames with steered ids, the first frame of a new engine,
-        # and frames whose time is stored.
+        # Few frames need a `RecordExtra`: ends, frames with ids from Steer orders, the first frame
+        # of a new engine, and frames whose time is stored.
         some = {at for at, frame in enumerate(made.frames) if frame[TAG_OFFSET] == END}
         due_ms = now_ms - TIME_STEP_MS
         some |= {
@@ -91,7 +91,7 @@ class StepFrames(NamedTuple):
         return Appends(ids, epochs, made.indexes, made.frames, made.ids, extras)
 
     def _delivered(self, at: int, reach: int, output: int) -> int:
-        """Return how many tokens are before index `reach`, of the stream whose end is row `at`."""
+        """Return the number of tokens before index `reach` of the stream whose end is in row `at`."""
         stream, made = self.streams[at], self.emissions
         known = stream.progress.next_index
         if not stream.recipe.prompt_ids or reach >= made.indexes[at]:
@@ -127,7 +127,7 @@ def end_reason(frame: bytes) -> FinishReason:
 
 
 def end_of(frame: bytes) -> StreamEnd:
-    """Return an encoded StreamEnd."""
+    """Decode an encoded StreamEnd."""
     _, end = decode(frame)
     assert isinstance(end, StreamEnd), end
     return end

@@ -229,7 +229,7 @@ class Stream:
             out whatever happens.
         read_s: When a client last read the stream; before the first read, when the stream came to
             this origin.
-        unread: True if the stream gives way to streams of its class that are read.
+        unread: True if no client reads the stream, so that read streams of its class come first.
         asked_s: When this origin admitted the stream as a new one; None if it did not.
         released_s: When the last frame was released here.
         new_engine: The fingerprint to store with the next record, if the engine that begins the

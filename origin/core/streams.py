@@ -356,7 +356,7 @@ class StreamCore:
     # ---- claims ----
 
     def _claimed(self, stream: bytes, run: int) -> Stream | None:
-        """Return the stream whose claim was answered; None if that claim is over."""
+        """Return the stream whose claim for `run` was answered; None if that claim is obsolete."""
         known = self.table.by_id.get(stream)
         is_asked = known is not None and known.run == run
         states = (StreamState.CLAIMING, StreamState.RECALLED)
@@ -461,7 +461,7 @@ class StreamCore:
                     self.table.queue(stream)
 
     def _defer(self, stream: Stream, error: TailraceError) -> None:
-        """Try a stream again when the ledger is back.
+        """Defer a stream, to try it again when the ledger answers again.
 
         The ledger may have carried out the takeover, though its answer was lost.
         """
@@ -531,7 +531,7 @@ class StreamCore:
         self._order(events.AppendEnd(stream, stream.end_nth, stream.end))
 
     def _ending(self, stream: bytes, nth: int) -> Stream | None:
-        """Return the stream whose end was answered; None if that attempt is over."""
+        """Return the stream that attempt `nth` was to end; None if a later attempt replaced it."""
         known = self.table.by_id.get(stream)
         if known is None or known.state is not StreamState.ENDING or known.end_nth != nth:
             return None

@@ -69,7 +69,7 @@ class Feed:
         self._reading: asyncio.Task[None] | None = None
 
     def attach(self, stream: bytes, released: int, first: int = 0) -> None:
-        """Start reading `stream` from index `first` on; its next index is now `released`."""
+        """Start to read `stream` from index `first` on; `released` is the stream's next index."""
         self._stream = stream
         self._window.begin_at(first)
         self._readers.join(stream, self._reach)

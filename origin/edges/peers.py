@@ -1,4 +1,4 @@
-"""Requests to objects that other origins run, sent over a link as an edge would.
+"""Sends requests to objects that other origins run, over a link like that of an edge.
 
 Each object on a shared ledger has one origin that runs it. If that origin cannot be reached, the
 request is retried until the origin's lease has expired, and then this origin takes the object over.

@@ -147,7 +147,7 @@ def _tool_use(request: Open, reader: PromptReader | None) -> ToolUse | None:
             f"requires {tools.only!r}, which is not one of the functions", field="tools"
         )
     if request.prompt is not None:
-        raise CallerError("go with messages, not with a prompt", field="tools")
+        raise CallerError("can be used with messages, but not with a prompt", field="tools")
     return ToolUse(
         functions=tools.functions,
         choice=tools.choice.word,

@@ -84,7 +84,7 @@ def rights_on(
 
 def nobody_speaks() -> Unauthorized:
     return Unauthorized(
-        "neither an API key nor a resume token speaks for this request",
+        "this request has neither an API key nor a resume token",
         code="no_key",
         field="Authorization",
         hint="send Authorization: Bearer KEY, or the stream's Tailrace-Token",

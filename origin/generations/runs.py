@@ -246,7 +246,7 @@ class Runs(Owner):
         """Cancel a stream: its worker writes the end, or this origin if the stream has no worker.
 
         A stream that another origin generates is first taken over. A stream that has ended is not
-        changed. If the ledger is away, the cancel of a stream of this origin is carried out later.
+        changed. If the ledger does not answer, a stream of this origin is cancelled later.
         """
         await self._happen(CancelRequested(stream))
 
@@ -284,7 +284,7 @@ class Runs(Owner):
 
         The supervisor calls this again and again with all unfinished streams. Streams that this
         origin has already are not affected. Streams that could not be continued because the ledger
-        was away are tried again.
+        did not answer are tried again.
         """
         await self._happen(UnfinishedListed(streams))
 
@@ -432,7 +432,7 @@ class Runs(Owner):
         await self._happen(event)
 
     async def _find(self, command: FindStreams) -> StreamHappening:
-        """Look streams up; if the ledger is away, tell the core and raise `Unavailable`."""
+        """Look streams up; if the ledger does not answer, tell the core and raise `Unavailable`."""
         purpose, streams = command.purpose, command.streams
         try:
             found = await asyncio.gather(*(find(self._ledger, one) for one in streams))
@@ -516,7 +516,7 @@ class Runs(Owner):
                 taken.set_exception(command.error)
 
     def _record(self, command: RecordReleases | RecordRetry | RecordIdle) -> None:
-        """Add what a command says to the metrics."""
+        """Update the metrics as a command says."""
         match command:
             case RecordReleases(gaps, firsts):
                 for priority, gap_s, count in gaps:

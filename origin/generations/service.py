@@ -229,7 +229,7 @@ class Service:
         key: str | None,
         answer: KnownAnswer | None,
     ) -> StreamInfo | None:
-        """Create a stream that has a known answer.
+        """Create a stream with the frames of a known answer, so that no worker computes it.
 
         The result is None if there is no answer, or if the stream that holds it was deleted.
         """

@@ -17,7 +17,10 @@ rows of streams that ended at midnight may come late."""
 
 
 class SpendingReader:
-    """Keeps the sums of `budgets` up to date; `clock` is the core's, `now_ms` returns Unix time."""
+    """Keeps the token sums in `budgets` up to date.
+
+    `clock` is the core's clock, and `now_ms` returns Unix time.
+    """
 
     def __init__(
         self,

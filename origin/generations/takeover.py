@@ -60,7 +60,7 @@ async def take_over(
     or was taken over by another origin while it waited here.
 
     Raises:
-        Unavailable: The ledger is away; the takeover may have happened.
+        Unavailable: The ledger did not answer; the takeover may have happened.
         Damaged: The log cannot be read.
         FrameError: A frame of the log is malformed.
     """
@@ -135,7 +135,7 @@ async def append_end(
     Raises:
         NotFound: The stream was deleted.
         Damaged: The ledger's row of the stream cannot be read.
-        Unavailable: The ledger is away; the end may have been written.
+        Unavailable: The ledger did not answer; the end may have been written.
     """
     takeovers = stream.epoch - 1
     epoch = await ledger.take_over(stream.id)

@@ -42,7 +42,7 @@ Turn = dict[str, Any]
 async def read_chat(
     presence: Presence, context: ReadContext, request: ObjectRequest
 ) -> ObjectResponse:
-    """Answer a GET of an edge.
+    """Answer a GET of a chat.
 
     Parameters of the URL: `follow` asks for JSON lines, `running` for the running turns only. `at`
     is the number of the first turn, `after` that of the turn before the first, `tail` the number of

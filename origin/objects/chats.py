@@ -89,7 +89,10 @@ class ChatObject(StoredStreamObject):
 
 
 class Chats:
-    """The class of all chats of an origin; `begun` is called for each turn that is appended."""
+    """The chats of an origin: `kind` is the class of their objects, `presence` counts followers.
+
+    `begun` is called for each turn that is appended to a chat.
+    """
 
     def __init__(self, ledger: Ledger) -> None:
         self.begun: Callable[[], None] = _nothing

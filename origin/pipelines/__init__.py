@@ -1,1 +1,1 @@
-"""Pipelines: stages around a model, served as a model of their own."""
+"""Pipelines: a model with stages before and after it, served to clients as one model."""

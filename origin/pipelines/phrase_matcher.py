@@ -19,7 +19,7 @@ _Trie = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece of text that is decided; `blocked` is True if it is a match."""
+    """A piece of text that further text cannot change; `blocked` is True if it is a match."""
 
     text: str
     blocked: bool

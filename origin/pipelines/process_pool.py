@@ -47,7 +47,7 @@ class StageProcess:
 
     def __init__(self) -> None:
         """Begin without a process."""
-        self.objects = 0  # number of stage objects here
+        self.objects = 0  # number of stage objects in this process
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
         self._keys = itertools.count()

@@ -57,7 +57,7 @@ async def outputs(
     Args:
         stages: the stages in their order.
         prompt: the input of the first stage.
-        skipped: the item from which on a stage is skipped, by the name of the stage.
+        skipped: the number of the first item that a stage skips, by the name of the stage.
         fate: tells if the stream has ended, in case the generator is closed early.
         data: the bytes of the stream's input, which the first stage gets after the prompt. An error
             that it raises ends the stream as failed.

@@ -189,8 +189,8 @@ class ModelHost:
     def find(self, name: str) -> ServedModel:
         """Return the model of this name; raises NotFound if it is not served.
 
-        The single model of an origin without [models] is returned for any name, which admission
-        checks later.
+        The single model of an origin without [models] is returned for any name. Admission checks
+        the name later.
         """
         model = self.of(name)
         if model is None:

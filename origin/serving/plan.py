@@ -1,4 +1,4 @@
-"""Plans the memory and settings of each model of an origin that serves several.
+"""Plans the memory and settings of each model of an origin that serves several models.
 
 It also stores facts about each model for the time before it is loaded again.
 """

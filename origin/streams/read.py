@@ -213,7 +213,7 @@ def data_event(text: str) -> bytes:
 def control_event(offset: Offset, cursor: int, *, up_to_date: bool, closed: bool) -> bytes:
     """Return the control event that follows a batch of data.
 
-    It has no cursor if the stream is closed, since nobody resumes a closed stream.
+    It has no cursor if the stream is closed, since clients do not resume a closed stream.
     """
     fields: dict[str, object] = {"streamNextOffset": str(offset)}
     if not closed:

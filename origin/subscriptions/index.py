@@ -47,7 +47,8 @@ UPDATE = "update"
 SCAN = "scan"
 """Operation that makes a subscription scan every stream that it matches."""
 ENTRY = "entry/"
-"""Prefix of the keys under which the index stores the interests of each subscription."""
+"""Prefix of the keys under which the index stores the entry of each subscription. An entry has the
+subscription's interests: its pattern, the names of its streams, and its wake stream."""
 VERSION = "version"
 """Key of a value in the index that is changed whenever an entry changes."""
 
@@ -69,7 +70,7 @@ NAME = "subscription"
 MAX_SUBSCRIPTIONS = 256
 """Maximum number of subscriptions; every origin matches each change against all of them."""
 MAX_ENTRY_BYTES = 16 * 1024 * 1024
-"""Maximum bytes of all interests together; every origin keeps them in memory."""
+"""Maximum bytes of all entries together; every origin keeps them in memory."""
 
 _SEED = "seed"
 _VERSION_BYTES = 8
@@ -154,7 +155,7 @@ class Updates:
                 self._wake.clear()
                 try:
                     await self._reload()
-                except TailraceError as error:  # retried later, when the store may be back
+                except TailraceError as error:  # retried in the next round of this loop
                     log.warning("subscriptions.unknown", error=str(error))
                 while len(self._notified) < MAX_NOTIFIED and self._start(objects):
                     pass

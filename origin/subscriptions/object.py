@@ -366,7 +366,7 @@ class Subscription(DurableObject):
         if standing.phase is Phase.LEASED:
             error = {
                 "code": "ALREADY_CLAIMED",
-                "message": "another worker has it",
+                "message": "another worker has claimed the work",
                 "current_holder": standing.holder,
                 "generation": standing.generation,
             }

@@ -54,9 +54,10 @@ MAX_TOKEN_CHARS = 128
 
 @dataclass(frozen=True, slots=True)
 class StreamLink:
-    """A stream of the subscription.
+    """A stream of the subscription, linked by name (`explicit`), by the pattern (`glob`) or both.
 
-    Offsets sort as text; `BEGINNING`, which stands for an unseen stream, sorts first.
+    `tail` is the offset of the stream's end, and `acked` the offset up to which its data is
+    acknowledged. Offsets sort as text; `BEGINNING`, which stands for an unseen stream, sorts first.
     """
 
     path: str
@@ -80,7 +81,7 @@ class StreamLink:
 
 
 class StreamLinks:
-    """The links in memory and, as they change, in an object's storage."""
+    """The links of one subscription, in memory; changes are also put into the object's storage."""
 
     def __init__(self, storage: ObjectStorage) -> None:
         self._storage = storage

@@ -1,4 +1,4 @@
-"""The stage `route`: a model that is chosen by rules, from the length or the words of the prompt.
+"""The stage `route`: asks the model that rules choose by the length or the words of the prompt.
 
 The choice depends on the prompt alone, so a worker that runs the stages again asks the same model.
 """
