@@ -543,7 +543,7 @@ class OriginConfig(Settings):
 
     @property
     def slo_s(self) -> dict[str, float]:
-        """Promised seconds to the first token, by priority class, without classes that have none."""
+        """Promised seconds to the first token, by priority class, for classes with a promise."""
         given = {
             "interactive": self.slo_interactive_ms,
             "standard": self.slo_standard_ms,

@@ -91,7 +91,7 @@ class StepFrames(NamedTuple):
         return Appends(ids, epochs, made.indexes, made.frames, made.ids, extras)
 
     def _delivered(self, at: int, reach: int, output: int) -> int:
-        """Return the number of tokens before index `reach` of the stream whose end is in row `at`."""
+        """Return the number of tokens before index `reach` of the stream that ends in row `at`."""
         stream, made = self.streams[at], self.emissions
         known = stream.progress.next_index
         if not stream.recipe.prompt_ids or reach >= made.indexes[at]:
