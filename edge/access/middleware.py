@@ -100,7 +100,8 @@ def _adding(headers: Mapping[str, str], send: Send) -> Send:
             for name, value in headers.items():
                 if name == "Vary":
                     sent.add_vary_header(value)
-                elif name == "RateLimit":  # keep the limits that the application has sent
+                # The application may have sent this header, too; send both.
+                elif name == "RateLimit":
                     sent.append(name, value)
                 else:
                     sent[name] = value

@@ -126,7 +126,7 @@ class AioquicHttp3Connection:
             return []
         datagrams: Datagrams = self._quic.datagrams_to_send(now)
         self._fresh = 0
-        self._take_events()  # the datagrams may have issued new connection ids
+        self._take_events()  # Making the datagrams may have issued new connection ids.
         return datagrams
 
     def go_away(self) -> None:

@@ -202,7 +202,7 @@ class SendingConnection(QuicConnection):
             self._space.ack_queue.subtract(0, last + 1)
 
     def _put_data(self, stream: Any, packets: ResponsePackets) -> bool:
-        """Put a stream's data into packets, as far as it may leave; return True if any was put."""
+        """Put a stream's data into packets, as far as limits allow; return True if any was put."""
         sender = stream.sender
         stream_id = encode_uint_var(stream.stream_id)
         was_put = False
