@@ -128,7 +128,7 @@ class Close:
 
 
 ClientRequest = Open | Resume | Cancel | Steer | Input
-"""A frame of a client that gets an answer."""
+"""A frame with which a client requests something; the origin answers it."""
 ToOrigin = tuple[int, ClientRequest | Credit | Detach]
 """The number of a client's channel (corr), and a frame of the client on it that goes to an
 origin."""
