@@ -68,7 +68,7 @@ def encode(frame: Frame, corr: int = 0) -> bytes:
                 header = _HEADER_LESS_SIZE + _SHORT_BYTES + len(tail)
                 return _pack_short(header, 0, corr, size) + tail
         except (AttributeError, TypeError, ValueError, struct.error):
-            pass  # a value does not fit its type: the codec names the field
+            pass  # a value does not fit its type: CODEC.encode raises an error that names the field
     return CODEC.encode(frame, corr)
 
 

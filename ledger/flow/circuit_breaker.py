@@ -55,7 +55,7 @@ class CircuitBreaker:
         self._rest = rest
         self._trial_s = trial_s
         self._rests_until = 0.0
-        self._trial_until: float | None = None  # end of the trial in progress, if any
+        self._trial_until: float | None = None  # time after which another trial is allowed
 
     def allows(self, now: float) -> bool:
         """Return True if a request may be sent now. The caller must report it with `sent`."""

@@ -200,7 +200,8 @@ class InputGate:
         try:
             await turn
         except asyncio.CancelledError:
-            # The event may have got the gate in the same loop step in which it was cancelled.
+            # If `turn` is not cancelled, the event has got the gate in the same iteration of the
+            # event loop in which it was cancelled.
             if not turn.cancelled():
                 self.leave()
             raise

@@ -213,7 +213,7 @@ class ObjectRuntime:
             for task in late:
                 task.cancel()
             if late:
-                log.warning("objects.cut", events=len(late))
+                log.warning("objects.events_cancelled", events=len(late))
                 await asyncio.wait(late, timeout=self.limits.close_s)
         for instance in list(self._instances.values()):
             instance.output.shut(self._closing)
@@ -281,7 +281,7 @@ class ObjectRuntime:
         if task.cancelled():
             return
         if (error := task.exception()) is not None:
-            log.info("event.unheard", error=repr(error))
+            log.info("event.failed_without_caller", error=repr(error))
             return
         result = task.result()
         if isinstance(result, ObjectResponse) and isinstance(result.body, LiveBody):
@@ -403,7 +403,7 @@ class Alarms:
         try:
             rows = await self._store.due(HORIZON_MS, limit)
         except TailraceError as error:
-            log.warning("alarms.unknown", error=str(error))
+            log.warning("alarms.cannot_be_read", error=str(error))
             return self._now_ms() + self._policy.first_ms
         now = self._now_ms()
         self._forget_held(dict(rows))

@@ -135,8 +135,8 @@ class ObjectStorage:
             raise CallerError(f"{limit} is negative", field="limit", hint="use 0 or more")
         for bound in (prefix, start, end):
             _check_text(bound or "")
-        # Copy the buffered changes before reading the store: a write in flight may be stored during
-        # the read, and would then be missing from both.
+        # Copy the buffered changes before reading the store. If a write in flight ends after the
+        # store was read, its changes leave the buffer, and a later copy would miss them.
         cleared, buffered = self._buffered()
         wanted = ValueRange(prefix, start, end, MAX_LIST if limit is None else limit, reverse)
         changed = {name: value for name, value in buffered.items() if name in wanted}

@@ -153,4 +153,4 @@ class Lease:
         try:
             await self._connection.run(work, timeout_s=0.0)
         except TailraceError:
-            return  # the lease will expire
+            return  # the row stays, and the lease expires as after a crash

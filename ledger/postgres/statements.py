@@ -106,7 +106,7 @@ PUT_VALUES = """
 INSERT INTO value SELECT * FROM unnest($1::bigint[], $2::bytea[], $3::bytea[])
 ON CONFLICT (oid, name) DO UPDATE SET value = excluded.value
 """
-# Every write updates its object's row, so that FORGET_OBJECTS sees that it is in use.
+# Every write of an object updates the object's row, so that FORGET_OBJECTS keeps objects in use.
 TOUCH_OBJECTS = """
 UPDATE object o SET used_ms = $5,
     alarm_ms = CASE WHEN a.sets THEN NULLIF(a.at_ms, -1) ELSE o.alarm_ms END,
@@ -171,7 +171,7 @@ WHERE sid = $1 AND index >= $2 AND index < $2 + $3 ORDER BY index
 FRAMES = """
 SELECT frame FROM frame WHERE sid = $1 AND index >= $2 AND index < $2 + $3 ORDER BY index
 """
-# Select the new frames of streams, from the index that the reader knows, for live tails.
+# For each stream (sid, start), select its head, and up to $3 of its frames from index `start` on.
 NEWS = """
 SELECT h.sid, h.epoch, h.next_index, h.ended, f.index, f.frame
 FROM unnest($1::bigint[], $2::bigint[]) AS k (sid, start)
@@ -255,7 +255,8 @@ gone AS (
 )
 SELECT pg_notify($4, $5)
 """
-# An origin's own numbers are returned whatever its lease, so that it sees if they were lost.
+# The numbers of the asking origin ($2 is its lease) are returned even after its lease has expired,
+# so that it notices if they were lost.
 PUBLISHED_READERS = """
 SELECT p.stream, coalesce(sum(p.readers) FILTER (WHERE p.lease = $2), 0)::bigint,
     coalesce(sum(p.readers) FILTER (WHERE p.lease <> $2), 0)::bigint

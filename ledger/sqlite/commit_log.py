@@ -140,7 +140,8 @@ class Log:
             # The condition of `Tail.is_due`, inlined for speed.
             if (tail.unstored_bytes >= SEGMENT_BYTES or tail.end_accepted) and not tail.gone:
                 due_tails[tail.sid] = tail
-        if group.tails != self._packed[0]:  # rare: most groups have the streams of the one before
+        # Most groups have the same streams as the group before; then its encoded column is used.
+        if group.tails != self._packed[0]:
             self._packed = group.tails, column([tail.sid for tail in group.tails])
         columns = group.indexes, group.frames, group.ids, group.extras
         commit.log = pack_batch(self._packed[1], *columns)

@@ -198,7 +198,8 @@ class GroupCommit:
         more = self._release(group)
         _resolve(group.waiters)
         if more:
-            # The waiters run before the scheduled commit, so that it includes their next appends.
+            # The waiters run before the commit that is scheduled here. So this commit includes the
+            # appends that they make next.
             self.schedule()
 
     def _fail(self, error: LedgerFailed, group: Group) -> None:

@@ -154,7 +154,7 @@ class Retention:
     def _note(self, kind: StreamKind, shortage: Shortage | None) -> None:
         before, self._shortages[kind] = self._shortages[kind], shortage
         if before is None and shortage is not None:
-            log.warning("ledger.short", kind=kind.name.lower(), what=shortage.what)
+            log.warning("ledger.refuses_streams", kind=kind.name.lower(), what=shortage.what)
         held = shortage is not None and shortage.held
         if kind is StreamKind.GENERATION:
             self._gave_up = self._gave_up and held

@@ -22,5 +22,8 @@ def check_folder(directory: Path, field: str | None = None) -> None:
 
 
 def _is_hub_name(directory: Path) -> bool:
-    """Return True if `directory` is OWNER/NAME and there is no folder OWNER."""
+    """Return True if `directory` may be a model's name on the Hugging Face hub.
+
+    That is so if it has the form OWNER/NAME, and there is no folder OWNER.
+    """
     return len(directory.parts) == 2 and not directory.parent.exists()

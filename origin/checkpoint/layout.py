@@ -212,7 +212,7 @@ def _check_index(index: Path, stored: dict[str, StoredTensor], findings: Finding
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len({name for name, _ in pairs}) != len(pairs):
-        raise ValueError("a name occurs twice")
+        raise ValueError("a JSON object has the same name twice")
     return dict(pairs)
 
 

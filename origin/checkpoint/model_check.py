@@ -66,7 +66,7 @@ def check_model(directory: Path, formats: Formats = AS_STORED) -> ModelReport:
     """
     findings = Findings()
     config = examine_config(directory, findings)
-    if config is None:  # the tensors of this model are not known, so only damage is checked
+    if config is None:  # which tensors the model needs is unknown: check the files for damage only
         read_object(directory / TOKENIZER_FILE, findings)
         stored = stored_tensors(directory, findings)
     else:

@@ -101,7 +101,7 @@ class TemplateProcess:
         return answer
 
     def _ask(self, question: Mapping[str, Any], otherwise: str) -> Answer:
-        """Return the child's answer; if there is none, the reason, under the key `otherwise`."""
+        """Return the child's answer; if there is none, a dict of `otherwise` and the reason."""
         assert self._child is not None
         try:
             return _exchange(self._child, json.dumps(question).encode())
@@ -278,7 +278,11 @@ def _source(
 
 
 def _default_of(named: list[Any]) -> Any:
-    """Return the only template of a list, or the one named `default`, or else the list."""
+    """Return the template to use of a list of named templates.
+
+    It is the only template of the list, or the one named `default`. If there is neither, the list
+    itself is returned.
+    """
     items = [item for item in named if isinstance(item, dict)]
     if len(items) == 1:
         return items[0].get("template", named)
@@ -390,7 +394,8 @@ class PromptReader:
         answer, or until only the last turn of the user is left. System messages always stay.
         """
         cuts = _cuts(messages) if room is not None else [0]
-        # Each later cut leaves fewer messages, so bisection finds the first cut whose messages fit.
+        # The later a conversation is cut, the fewer messages are left. So bisection finds the first
+        # cut whose messages fit.
         low, high = 0, len(cuts) - 1
         while low < high:
             middle = (low + high) // 2

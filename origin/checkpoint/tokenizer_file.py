@@ -46,7 +46,7 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     path = directory / TOKENIZER_FILE
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as exc:  # the library has no exception class of its own
+    except Exception as exc:  # the only class that the library `tokenizers` raises
         raise ModelError(f"cannot be read: {exc}", field=str(path)) from exc
     tokenizer.no_truncation()
     tokenizer.no_padding()

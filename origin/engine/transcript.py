@@ -61,7 +61,7 @@ class Vocabulary:
         parts = [_known(part) for part in _flat(decoder)]
         if parts not in ([_BYTE_LEVEL], _FALLBACK, [*_FALLBACK, _STRIP]):
             raise ModelError(
-                f"the tokenizer's decoder is {json.dumps(decoder)[:300]}",
+                f"the tokenizer's decoder is not supported: {json.dumps(decoder)[:300]}",
                 field="decoder",
                 hint="use a tokenizer with a byte-level or a byte-fallback vocabulary",
             )
@@ -101,7 +101,10 @@ def _flat(decoder: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
 
 
 def _known(part: dict[str, Any]) -> dict[str, Any]:
-    """Drop ByteLevel's settings, which concern encoding only."""
+    """Return a part of a tokenizer's decoder, without settings that do not affect decoding.
+
+    These are the settings of a ByteLevel, which concern encoding only.
+    """
     return _BYTE_LEVEL if part.get("type") == "ByteLevel" else part
 
 

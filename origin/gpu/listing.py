@@ -27,5 +27,6 @@ def visible_gpus(
         count = sum(bool(_GPU.fullmatch(name)) for name in os.listdir(folder))
     except OSError:
         return ()
-    # Only the number of files counts: in a container whose only GPU is /dev/nvidia3, it is GPU 0.
+    # CUDA numbers GPUs from 0, whatever their device files are called: in a container whose only
+    # GPU is /dev/nvidia3, this GPU has the number 0.
     return tuple(map(str, range(count)))

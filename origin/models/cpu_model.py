@@ -87,7 +87,7 @@ class Batch:
     """Cosines for rotary embedding, fp32 [T, 1, head_dim]; `sin` has the same shape."""
     sin: Tensor
     slots: Tensor
-    """Slots for the keys and values of each row, int64 [T]."""
+    """Slots of the KV cache that each row's keys and values are written to, int64 [T]."""
     spans: Sequence[Span]
 
 

@@ -132,7 +132,8 @@ class Upstream:
         self._client = client
         self._retry = retry
         goes_on = config.upstream_lost == "continue"
-        # The fingerprint has no address, so that any server of this model can continue a stream.
+        # The fingerprint does not include the server's address, so that a stream can be continued
+        # by any server that has this model.
         self.about = About(
             name=model,
             fingerprint=f"upstream {model}",

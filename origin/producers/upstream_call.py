@@ -329,7 +329,10 @@ class UpstreamCall:
 
 
 def lost(error: httpx.TransportError) -> Unavailable:
-    """Return the error for readers; the cause, which has the address, is logged."""
+    """Return the error that readers get when a request to the upstream server has failed.
+
+    It does not contain the cause, which may name the server's address and is only logged.
+    """
     if isinstance(error, httpx.RemoteProtocolError) and not _is_cut_off(error):
         return rubbish("malformed HTTP")
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):

@@ -130,7 +130,7 @@ class EventReader:
             self._data.append(value)
         elif field == "event":
             self._name = value
-        return None  # a comment has an empty field name; id and retry concern reconnecting
+        return None  # comments (with an empty field name), `id` and `retry` are ignored
 
     def _dispatch(self) -> ServerEvent | None:
         event = ServerEvent(self._name or "message", "\n".join(self._data)) if self._data else None

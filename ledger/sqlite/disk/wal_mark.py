@@ -158,7 +158,7 @@ def _require_nothing_lost(path: Path, lost: Lost | None) -> None:
             hint="restore the file and those beside it (-wal, .lock) from the same backup, or run"
             " `tailrace ledger accept` to continue without the lost commits",
         )
-    log.error("ledger.behind", path=str(path), error=lost.what)
+    log.error("ledger.commits_lost", path=str(path), error=lost.what)
 
 
 def _wal(path: Path) -> Path:

@@ -158,7 +158,7 @@ async def test_after_a_power_cut_the_ledger_opens_and_says_what_is_missing(path:
     assert "its WAL ends after" in (await findings(path))[0]
     with capture_logs() as said:
         await require_only_the_first_are_there(path)
-    [line] = [line for line in said if line["event"] == "ledger.behind"]
+    [line] = [line for line in said if line["event"] == "ledger.commits_lost"]
     assert line["log_level"] == "error"
     assert "its WAL ends after" in line["error"]
 
