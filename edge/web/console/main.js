@@ -2,6 +2,7 @@
 
 import { ask, credentials, key, needsKey, usePolled } from "./api.js";
 import { html, render, useEffect, useRef, useState } from "./ui.js";
+import { Captions } from "./captions.js";
 import { Health } from "./health.js";
 import { Latency } from "./latency.js";
 import { Ledger } from "./ledger.js";
@@ -11,6 +12,7 @@ import { Try } from "./try.js";
 
 const PAGES = {
   try: { title: "Try it", view: Try, open: true },
+  captions: { title: "Captions", view: Captions, open: true },
   streams: { title: "Streams", view: Streams },
   ledger: { title: "Ledger", view: Ledger },
   pool: { title: "Warm pool", view: Pool },
@@ -67,9 +69,9 @@ function Side({ at }) {
     <${Brand} />
     <nav aria-label="Pages">
       <p id="users">For developers</p>
-      <${Links} names=${names.slice(0, 1)} at=${at} />
+      <${Links} names=${names.filter((name) => PAGES[name].open)} at=${at} />
       <p id="operators">For operators</p>
-      <${Links} names=${names.slice(1)} at=${at} />
+      <${Links} names=${names.filter((name) => !PAGES[name].open)} at=${at} />
     </nav>
     <div class="foot"><${Version} />${stored && html`<button class="plain" onClick=${() => key.set("")}>Forget the key</button>`}</div>
   </header>`;

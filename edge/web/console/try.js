@@ -3,15 +3,14 @@
 import { announcer } from "../tailrace/announcer.js";
 import { MarkdownText, plainText } from "../tailrace/markdown.js";
 import { GRANULARITIES } from "../tailrace/pace.js";
-import { credentials, key, needsKey } from "./api.js";
+import { key, needsKey } from "./api.js";
 import { CUT_AFTER, FORMATS, SPEEDS, conversation } from "./chat.js";
 import { Markdown } from "./markdown_view.js";
+import { useModels } from "./models.js";
 import { River } from "./river.js";
 import { Fault, State, count, html, span, useEffect, useLayoutEffect, useRef, useState } from "./ui.js";
 
 const MODES = { chat: "Chat", text: "Continue my text" };
-/** Interval between requests for the list of models while it is empty. */
-const UNSERVED_MS = 2000;
 const QUIET = ["warn", "no token for some seconds"];
 const STATES = {
   connecting: ["wait", "connecting"],
@@ -35,37 +34,6 @@ function useConversation() {
     return () => conversation.removeEventListener("change", changed);
   }, []);
   return conversation;
-}
-
-/** Return the names of the models, or null if the edge lists them only for a key.
- * @returns {Promise<string[] | null>}
- */
-async function namesOfModels() {
-  const asked = { cache: /** @type {const} */ ("no-store"), headers: credentials() };
-  const { models } = await (await fetch("/readyz", asked)).json();
-  if (models) return models;
-  const answer = await fetch("/v1/models", asked);
-  return answer.ok ? (await answer.json()).data.map(({ id }) => id) : null;
-}
-
-function useModels() {
-  const [models, setModels] = useState(null);
-  useEffect(() => {
-    let timer = 0;
-    const load = async () => {
-      clearTimeout(timer);
-      const names = await namesOfModels().catch(() => []);
-      setModels(names);
-      if (names?.length === 0) timer = setTimeout(load, UNSERVED_MS); // an origin is loading, or is away
-    };
-    load();
-    window.addEventListener("tailrace-key", load);
-    return () => {
-      clearTimeout(timer);
-      window.removeEventListener("tailrace-key", load);
-    };
-  }, []);
-  return models;
 }
 
 export function Try() {
