@@ -90,7 +90,7 @@ from tailrace.origin.generations.resume_tokens import TokenKeys, VerifiedToken
 from tailrace.origin.generations.runs import Runs
 from tailrace.origin.generations.stream_log import History
 from tailrace.origin.generations.usage import usage_of_key
-from tailrace.origin.objects.inputs import INPUT, LAST, LIMIT, OFFSET
+from tailrace.origin.objects.byte_logs import BYTE_LOG, LAST, LIMIT, OFFSET
 from tailrace.origin.streams.protocol import generation_id
 from tailrace.origin.subscriptions.request import SUBSCRIPTION, object_of
 
@@ -433,7 +433,7 @@ class Service:
         if info.ended:
             raise Conflict("the stream has ended", code="stream_ended", hint="open a new stream")
         head = ((OFFSET, str(request.offset)), (LAST, str(int(request.last))), (LIMIT, str(limit)))
-        key = ObjectKey(INPUT, request.stream.hex())
+        key = ObjectKey(BYTE_LOG, request.stream.hex())
         response = await self.objects.fetch(key, ObjectRequest("POST", "", head, request.data))
         assert isinstance(response.body, bytes)
         stored = json.loads(response.body)
@@ -471,15 +471,20 @@ class Service:
             raise no_subscriptions()
         return await self._fetch(object_of(call.name), call, request)
 
-    async def _call_input(self, call: Call, request: ObjectRequest) -> ObjectResponse:
-        """Let the worker of a pipeline read the input of a stream of its client's tenant."""
+    async def _call_byte_log(self, call: Call, request: ObjectRequest) -> ObjectResponse:
+        """Let the worker of a pipeline use the byte logs of a stream of its client's tenant.
+
+        It only reads the stream's input, which the client writes.
+        """
         tenant = "" if call.caller is None else call.caller.tenant
-        stream = generation_id(call.name)
-        if not tenant.startswith(PIPELINES) or stream is None or call.method == "POST":
+        name, _, stage = call.name.partition(":")
+        stream = generation_id(name)
+        is_allowed = stage or call.method != "POST"
+        if not tenant.startswith(PIPELINES) or stream is None or not is_allowed:
             raise _no_class(call)
         if _tenant(await generation(self.ledger, stream)) != tenant.removeprefix(PIPELINES):
             raise _no_class(call)
-        return await self.objects.fetch(ObjectKey(INPUT, call.name), request)
+        return await self.objects.fetch(ObjectKey(BYTE_LOG, call.name), request)
 
     async def _call_operator(self, call: Call, request: ObjectRequest) -> ObjectResponse:
         check_right(call.caller, Right.ADMIN)
@@ -694,7 +699,7 @@ _HANDLERS: dict[str, Callable[[Service, Call, ObjectRequest], Awaitable[ObjectRe
     TOKEN_COUNT: Service._call_token_count,
     CACHED_TOKENS: Service._call_cached_tokens,
     OWN_USAGE: Service._call_usage,
-    INPUT: Service._call_input,
+    BYTE_LOG: Service._call_byte_log,
     DEPLOYMENT: Service._call_deployment,
 }
 """Handlers of Calls, by the name of the object's class. `Service._call_own` handles the classes of

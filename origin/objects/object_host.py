@@ -1,7 +1,7 @@
 """The object runtime of an origin, with all classes of objects that it serves.
 
-The classes are those of streams, subscriptions, chats, inputs of pipelines and deployments, and the
-operator's own.
+The classes are those of streams, subscriptions, chats, byte logs and deployments, and those of the
+operator.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from tailrace.ledger.objects.runtime import ObjectRuntime
 from tailrace.origin.config import StreamsConfig
 from tailrace.origin.edges.peers import ALONE, Peers, PeerTransport
 from tailrace.origin.generations.service import CHAT
+from tailrace.origin.objects.byte_logs import BYTE_LOG, BYTE_LOGS
 from tailrace.origin.objects.chats import Chats
 from tailrace.origin.objects.deployments import KEPT, Deployed, DeploymentObject
-from tailrace.origin.objects.inputs import INPUT, INPUT_CLASS
 from tailrace.origin.objects.operator_classes import Classes
 from tailrace.origin.streams.object import stream_class
 from tailrace.origin.streams.settings import StreamSettings
@@ -74,7 +74,7 @@ class OriginObjects:
         self._classes: dict[str, ObjectFactory] = {
             "stream": stream_class(settings),
             CHAT: self.chats.kind,
-            INPUT: INPUT_CLASS,
+            BYTE_LOG: BYTE_LOGS,
             DEPLOYMENT: partial(DeploymentObject, own=self._own),
             # While subscriptions are switched off, these objects do nothing, even if an alarm that
             # was set earlier rings.

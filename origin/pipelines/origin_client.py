@@ -26,6 +26,7 @@ from tailrace.ledger.frame import (
     Credit,
     Detach,
     Frame,
+    Header,
     Hello,
     Open,
     Opened,
@@ -35,7 +36,7 @@ from tailrace.ledger.frame import (
     encode,
     to_error,
 )
-from tailrace.origin.objects.inputs import INPUT
+from tailrace.origin.objects.byte_logs import BYTE_LOG, LIMIT, OFFSET
 
 SOFTWARE = "tailrace-pipeline"
 WINDOW_FRAMES = 128
@@ -108,12 +109,43 @@ class OriginClient:
         Raises:
             TailraceError: The origin refuses the request, or cannot be reached.
         """
-        call = Call(INPUT, stream.hex(), "PUT", "", caller=caller)
-        for wanted in (call, replace(call, method="GET")):
-            async with aclosing(self._call(wanted)) as pieces:
-                async for data in pieces:
-                    if wanted.method == "GET":
-                        yield data
+        await self._done(Call(BYTE_LOG, stream.hex(), "PUT", "", caller=caller))
+        call = Call(BYTE_LOG, stream.hex(), "GET", "?follow=1", caller=caller)
+        async with aclosing(self._call(call)) as pieces:
+            async for data in pieces:
+                yield data
+
+    async def read_log(self, name: str, caller: Caller) -> bytes:
+        """Return the bytes of a byte log; it is created if it does not exist.
+
+        Raises:
+            TailraceError: The origin refuses the request, or cannot be reached.
+        """
+        await self._done(Call(BYTE_LOG, name, "PUT", "", caller=caller))
+        return await self._done(Call(BYTE_LOG, name, "GET", "", caller=caller))
+
+    async def append_log(
+        self, name: str, caller: Caller, offset: int, data: bytes, limit: int
+    ) -> None:
+        """Append to a byte log; return when the bytes are durable.
+
+        Args:
+            name: the name of the log.
+            caller: the caller of the pipeline's streams.
+            offset: the number of bytes that the log has.
+            data: the bytes.
+            limit: the maximum size of the log in bytes.
+
+        Raises:
+            Conflict: The log has another size, because another worker runs the stage.
+            TailraceError: The origin refuses the request, or cannot be reached.
+        """
+        headers = (Header(OFFSET, str(offset)), Header(LIMIT, str(limit)))
+        await self._done(Call(BYTE_LOG, name, "POST", "", headers, data, caller=caller))
+
+    async def _done(self, call: Call) -> bytes:
+        """Call an object of the origin, and return the whole body of its answer."""
+        return b"".join([data async for data in self._call(call)])
 
     async def _call(self, call: Call) -> AsyncGenerator[bytes, None]:
         """Call an object of the origin, and yield the pieces of its answer's body.

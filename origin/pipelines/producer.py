@@ -18,6 +18,7 @@ from tailrace.ledger.process.version import tailrace_version
 from tailrace.origin.config import PipelineConfig
 from tailrace.origin.generations.stream_log import skipped_stage
 from tailrace.origin.pipelines.inner_stream import AskingStage, caller_of
+from tailrace.origin.pipelines.logged_stage import LoggedStage
 from tailrace.origin.pipelines.origin_client import OriginClient
 from tailrace.origin.pipelines.process_pool import ProcessPool, RemoteStage, StageProcessLost
 from tailrace.origin.pipelines.runner import RunningStage, outputs
@@ -53,11 +54,16 @@ class _PlannedStage:
     def running(self, context: StageContext, timed: TimedStage) -> RunningStage:
         """Return the stage for one stream; `timed` counts its time."""
         table = self.table
+        stage: AnyStage
+        limit_s = table.limit_s
         if self.pool is None:
             stage = self.kind(self.options, context)
-            return RunningStage(table.named, stage, table.optional, table.limit_s, timed)
-        remote = RemoteStage(self.kind, self.options, context, self.pool, table.limit_s)
-        return RunningStage(table.named, remote, table.optional, time=timed)
+        else:
+            stage = RemoteStage(self.kind, self.options, context, self.pool, limit_s)
+            limit_s = None
+        if not self.kind.is_deterministic:
+            stage = LoggedStage(stage)
+        return RunningStage(table.named, stage, table.optional, limit_s, timed)
 
 
 class PipelineProducer:

@@ -14,9 +14,10 @@ of the next one, and those of the last stage become the frames of the stream. A 
 one stream. It passes on items that it does not know, such as `Data`.
 
 A worker that continues a stream runs its stages from the beginning and skips the frames that the
-ledger has. So a stage must be deterministic: the same items in give the same items out, whatever
-the time, the machine or the size of the pieces. The output of a model is not computed again: it is
-a stream of its own in the ledger (`origin.pipelines.inner_stream`).
+ledger has. So a stage should be deterministic: the same items in give the same items out, whatever
+the time, the machine or the size of the pieces. The outputs of a stage that is not are stored in
+the ledger before they are used (`logged_stage`). The output of a model is not computed again: it is
+a stream of its own in the ledger (`inner_stream`).
 """
 
 from __future__ import annotations
@@ -117,6 +118,12 @@ class Stage(ABC, Generic[O_co]):
     """The options that the stage takes in a settings file."""
     answers_prompts: ClassVar[bool] = False
     """True if the stage replaces a prompt by output. A pipeline needs such a stage."""
+    is_deterministic: ClassVar[bool] = True
+    """False if the same items in may give other items out, as the answers of a server do. Then the
+    outputs are stored in the ledger before they are used (`logged_stage`)."""
+    is_repeated: bool = False
+    """True while a stage that is not deterministic gets an item whose outputs are known from an
+    earlier run. They are ignored, so a question to a server can be left out."""
     takes_input: ClassVar[bool] = False
     """True if the stage works on the bytes that clients send while the stream runs. Such a stage
     gets them as `Data` items of any size, after the prompt."""

@@ -205,6 +205,12 @@ def _check_stages(name: str, pipeline: PipelineTable, known: list[str]) -> list[
             hint = f'add input = "pcm" to [pipelines.{name}]'
             message = f"the stage {table.named} needs the bytes of an input"
             raise ConfigError(message, field=f"pipelines.{name}.input", hint=hint)
+        if number == 1 and pipeline.input is not None and not kind.is_deterministic:
+            hint = "put a stage before it that cuts the input, such as voice-activity"
+            message = (
+                "the input comes in other pieces each time, and this stage is not deterministic"
+            )
+            raise ConfigError(message, field=f"{field}.stage", hint=hint)
         asked += options.asked_models
         has_answer |= kind.answers_prompts
     if not has_answer:

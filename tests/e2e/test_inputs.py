@@ -54,6 +54,16 @@ input_wait_s = 0.2
 [[pipelines.impatient.stages]]
 stage = "tests.origin.pipelines.staged:Hex"
 """
+SCATTERED_SETTINGS = """
+[pipelines.scattered]
+input = "bytes"
+[[pipelines.scattered.stages]]
+stage = "tests.origin.pipelines.staged:Hex"
+[[pipelines.scattered.stages]]
+stage = "tests.origin.pipelines.staged:Scattered"
+[[pipelines.scattered.stages]]
+stage = "tests.origin.pipelines.staged:ShoutOutside"
+"""
 REQUEST: dict[str, Any] = {"model": "hex", "prompt": ""}
 BYTES = Random(5).randbytes(401)
 TEXT = BYTES.hex(" ", -4)
@@ -64,16 +74,16 @@ class House:
 
     def __init__(self, folder: Path) -> None:
         settings = folder / "tailrace.toml"
-        settings.write_text(SETTINGS)
+        settings.write_text(SETTINGS + SCATTERED_SETTINGS)
         self.origin = Origin(folder / "data", config=settings)
         self.edges = [Edge(self.origin), Edge(self.origin)]
         self.urls = [edge.url for edge in self.edges]
 
-    async def kill_worker(self) -> None:
-        """Kill the worker of the pipeline, and wait until another one is ready."""
+    async def kill_worker(self, model: str = "hex") -> None:
+        """Kill the worker of a pipeline, and wait until another one is ready."""
         count = self.origin.count("worker.ready")
         ready = [one for one in self.origin.events if one.get("message") == "worker.ready"]
-        os.kill(int([one["pid"] for one in ready if one["model"] == "hex"][-1]), signal.SIGKILL)
+        os.kill(int([one["pid"] for one in ready if one["model"] == model][-1]), signal.SIGKILL)
         await self.origin.saw("worker.ready", count + 1)
 
 
@@ -81,7 +91,7 @@ class House:
 async def house(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
     made = House(tmp_path_factory.mktemp("inputs"))
     async with running(made.origin, *made.edges):
-        await made.origin.saw("worker.ready", 3)
+        await made.origin.saw("worker.ready", 4)
         yield made
 
 
@@ -124,6 +134,23 @@ async def test_input_is_stored_and_read_again_whoever_is_killed(
     assert reading.text == TEXT
     assert reading.end["finish_reason"] == "stop"
     assert reading.indexes == list(range(len(reading.indexes)))
+
+
+async def test_a_stage_that_never_gives_the_same_twice_is_not_run_again(
+    house: House, client: httpx.AsyncClient
+) -> None:
+    one, two = house.urls
+    reading = await begin(client, one, "scattered")
+    for at in (0, 100, 200, 300):
+        await send(client, two, reading.stream, BYTES[at : at + 100], at)
+        await resume(client, one, reading, stop_after=25)
+        await house.kill_worker("scattered")
+    await send(client, one, reading.stream, BYTES[400:], 400, last=True)
+    await resume(client, two, reading)
+    assert reading.indexes == list(range(len(reading.indexes)))
+    assert reading.text == " ".join(f"{n}:{text}" for n, text in enumerate(TEXT.upper().split()))
+    again = await resume(client, one, Reading(reading.stream, reading.token))
+    assert again.events == reading.events
 
 
 async def test_a_body_that_is_cut_off_is_kept_as_far_as_it_came(

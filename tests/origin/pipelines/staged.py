@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from tailrace.origin.pipelines.origin_client import OriginClient
@@ -110,6 +111,27 @@ class Hex(Stage[StageOptions]):
         """Yield the bytes that are left."""
         if self._bytes:
             yield Text(self._bytes.hex())
+
+
+class Scattered(Stage[StageOptions]):
+    """Cuts each text at random places, so its pieces are never the same twice."""
+
+    is_deterministic = False
+
+    def __init__(self, options: StageOptions, context: StageContext) -> None:
+        """Begin without texts."""
+        super().__init__(options, context)
+        self._count = 0
+
+    def process(self, item: Item) -> Iterable[Item]:
+        """Return the pieces of a text, the first of which has the number of texts before it."""
+        if not isinstance(item, Text) or self.is_repeated:
+            self._count += isinstance(item, Text)
+            return (item,)
+        text = f"{self._count}:{item.text}"
+        self._count += 1
+        places = Random().sample(range(len(text)), Random().randrange(4))
+        return [Text(piece) for piece in cut_at(text, places) if piece]
 
 
 class PassOn(Stage[StageOptions]):

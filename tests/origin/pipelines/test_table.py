@@ -125,6 +125,32 @@ def test_the_models_of_a_route_are_known(tmp_path: Path) -> None:
     assert list(load_tables(written(tmp_path, text))) == ["small", "safe", "quick"]
 
 
+HEXES = 'stage = "tests.origin.pipelines.staged:Hex"'
+SCATTERS = 'stage = "tests.origin.pipelines.staged:Scattered"'
+
+
+def test_a_stage_that_works_on_input_needs_a_pipeline_with_input(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r'needs the bytes of an input \(add input = "pcm"'):
+        load_tables(written(tmp_path, pipeline(HEXES)))
+    text = '[pipelines.safe]\ninput = "bytes"\nmax_input_mib = 2\n' + pipeline(HEXES)
+    config = load_tables(written(tmp_path, text))["safe"].alone("safe", OriginConfig())
+    assert isinstance(config, PipelineConfig)
+    assert config.max_input_bytes == 2 << 20
+
+
+@pytest.mark.parametrize("line", ['input = "wav"', "max_input_mib = 0", "input_wait_s = 0"])
+def test_a_wrong_setting_of_the_input_is_refused(tmp_path: Path, line: str) -> None:
+    with pytest.raises(ConfigError, match=line.partition(" ")[0]):
+        load_tables(written(tmp_path, f"[pipelines.safe]\n{line}\n{pipeline(HEXES)}"))
+
+
+def test_a_stage_without_repeatable_outputs_is_not_first_behind_an_input(tmp_path: Path) -> None:
+    begins = '[pipelines.safe]\ninput = "bytes"\n'
+    with pytest.raises(ConfigError, match="this stage is not deterministic"):
+        load_tables(written(tmp_path, begins + pipeline(SCATTERS, HEXES)))
+    assert "safe" in load_tables(written(tmp_path, begins + pipeline(HEXES, SCATTERS)))
+
+
 def test_a_class_of_ones_own_is_a_stage(tmp_path: Path) -> None:
     own = 'stage = "tests.origin.pipelines.staged:Shout"'
     tables = load_tables(written(tmp_path, MODEL + pipeline(ASKS, own)))

@@ -1,8 +1,9 @@
-"""Inputs of pipelines: the bytes that a client sends to a stream while it runs.
+"""Byte logs of streams: the input that a client sends to a pipeline, and the outputs of stages.
 
-The input of a stream is an object whose name is the stream's id. It keeps the bytes in a ledger
-stream of its own, so a pipeline whose worker was killed reads them again from the beginning. The
-object is deleted soon after its stream has ended.
+A byte log is an object that keeps bytes in a ledger stream of its own, so a pipeline whose worker
+was killed reads them again from the beginning. It is deleted soon after its stream has ended. Its
+name is the id of the stream, for the input, or the id, a colon and the name of a stage, for the
+outputs of this stage.
 """
 
 from __future__ import annotations
@@ -21,40 +22,46 @@ from tailrace.ledger.objects.object import (
     ReadableClass,
     ReadContext,
 )
+from tailrace.origin.admin.query import Query
 from tailrace.origin.streams.config import Create, StreamConfig
 from tailrace.origin.streams.state import CONFIG, StoredStream
 from tailrace.origin.streams.stored_object import StoredStreamObject
 
-INPUT = "input"
-"""Class of the objects that store inputs; an object's name is the id of its stream, in hex."""
-INPUT_TYPE = "application/octet-stream"
-OFFSET, LAST, LIMIT = "input-offset", "input-last", "input-limit"
-"""Headers of a POST: the number of bytes before the body, `1` if the body completes the input, and
-the maximum number of bytes of the whole input."""
+BYTE_LOG = "byte-log"
+"""Class of the objects that store byte logs."""
+BYTES_TYPE = "application/octet-stream"
+OFFSET, LAST, LIMIT = "log-offset", "log-last", "log-limit"
+"""Headers of a POST: the number of bytes before the body, `1` if the body completes the log, and
+the maximum number of bytes of the whole log."""
 STORED = "stored"
-"""Key of the number of bytes of the input."""
+"""Key of the number of bytes of the log."""
 CHECK_MS = 300_000
 """Time in ms after which an object looks again if its stream has ended."""
 MAX_READ_FRAMES = 32
-"""Maximum number of frames of an input, of up to 64 KiB each, that are read at once."""
+"""Maximum number of frames of a log, of up to 64 KiB each, that are read at once."""
 
 
-class InputObject(StoredStreamObject):
-    """The input of one stream."""
+class ByteLog(StoredStreamObject):
+    """The input of one stream, or the outputs of one of its stages."""
+
+    @property
+    def _stage(self) -> str:
+        """The name of the stage whose outputs these are; empty for an input."""
+        return self.context.key.name.partition(":")[2]
 
     async def fetch(self, request: ObjectRequest) -> ObjectResponse:
         """Handle PUT: create the object, and POST: append bytes.
 
-        The answer is JSON: `bytes` is the size of the input, and `complete` is true if it has its
+        The answer is JSON: `bytes` is the size of the log, and `complete` is true if it has its
         last byte.
 
         Raises:
-            Conflict: The bytes do not follow those that are stored, or the input is complete.
-            TooLarge: The input would exceed its limit.
+            Conflict: The bytes do not follow those that are stored, or the log is complete.
+            TooLarge: The log would exceed its limit.
         """
         if request.method not in ("PUT", "POST"):
             raise CallerError(
-                "an input does not support this method", code="method_not_allowed", status=405
+                "a byte log does not support this method", code="method_not_allowed", status=405
             )
         await self._load()
         state = self._state or await self._create()
@@ -65,7 +72,7 @@ class InputObject(StoredStreamObject):
         return ObjectResponse(200, body=json.dumps(answer).encode())
 
     async def alarm(self, retries: int) -> None:
-        """Delete the input if its stream has ended or was deleted; otherwise look again later."""
+        """Delete the log if its stream has ended or was deleted; otherwise look again later."""
         await self._load()
         if not await self.context.outside(self._has_ended()):
             self.context.storage.set_alarm(self.context.now_ms() + CHECK_MS)
@@ -77,22 +84,28 @@ class InputObject(StoredStreamObject):
         self._state = None
 
     async def _has_ended(self) -> bool:
+        stream = bytes.fromhex(self.context.key.name.partition(":")[0])
         try:
-            return (await self.context.ledger.info(bytes.fromhex(self.context.key.name))).ended
+            return (await self.context.ledger.info(stream)).ended
         except NotFound:
             return True
 
     async def _create(self) -> StoredStream:
         storage, now_ms = self.context.storage, self.context.now_ms()
-        config = StreamConfig(self.context.random(STREAM_ID_BYTES), INPUT_TYPE, Create())
+        config = StreamConfig(self.context.random(STREAM_ID_BYTES), BYTES_TYPE, Create())
         async with storage.transaction():
             self._state = StoredStream.create(storage, config, now_ms, Durability.PROCESS)
             storage.set_alarm(now_ms + CHECK_MS)
         return self._state
 
     async def _append(self, state: StoredStream, request: ObjectRequest, size: int) -> int:
-        """Append the bytes of a POST that are not stored yet, and return the size of the input."""
+        """Append the bytes of a POST that are not stored yet, and return the size of the log."""
         offset, limit = int(request.header(OFFSET) or 0), int(request.header(LIMIT) or 0)
+        if self._stage and offset != size:
+            raise Conflict(
+                f"the outputs of the stage {self._stage} have {size} bytes, not {offset}:"
+                " another worker runs this stage"
+            )
         if offset > size:
             raise Conflict(
                 f"byte {offset} does not follow the stored input, which has {size} bytes",
@@ -124,24 +137,27 @@ class InputObject(StoredStreamObject):
         return size
 
 
-async def read_input(context: ReadContext, request: ObjectRequest) -> ObjectResponse:
-    """Answer a GET: the bytes of the input as they are stored, until the input is complete.
+async def read_log(context: ReadContext, request: ObjectRequest) -> ObjectResponse:
+    """Answer a GET with the bytes of the log: those that are stored, or with `?follow` all to come.
+
+    A following reader gets bytes as soon as they are durable, until the log is complete.
 
     Raises:
         NotFound: The object was not created, or was deleted.
     """
+    follows = Query(request.url).flag("follow")
     stored = await context.ledger.objects.get(context.key, (CONFIG,))
     if CONFIG not in stored:
-        raise NotFound("the stream has no input")
+        raise NotFound("the stream has no such bytes")
     stream = StreamConfig.unpack(stored[CONFIG]).stream
-    return ObjectResponse(200, body=_follow(context.ledger, stream))
+    return ObjectResponse(200, body=_bytes(context.ledger, stream, follows=follows))
 
 
-async def _follow(ledger: Ledger, stream: bytes) -> AsyncGenerator[bytes, None]:
-    """Yield the bytes of an input from its beginning on, as soon as they are durable.
+async def _bytes(ledger: Ledger, stream: bytes, *, follows: bool) -> AsyncGenerator[bytes, None]:
+    """Yield the bytes of a log from its beginning on.
 
     Raises:
-        NotFound: The input was deleted while it was read.
+        NotFound: The log was deleted while it was read.
     """
     woken, first = asyncio.Event(), 0
     await ledger.info(stream)  # a stream must be loaded before it can be watched
@@ -157,10 +173,12 @@ async def _follow(ledger: Ledger, stream: bytes) -> AsyncGenerator[bytes, None]:
                     yield data
                 if frames and tag_of(frames[-1]) != Chunk.tag:
                     return
+            if not follows:
+                return
             with suppress(TimeoutError):
                 async with asyncio.timeout(CHECK_MS / 1000):
                     await woken.wait()
-        raise NotFound("the input was deleted")
+        raise NotFound("the bytes were deleted")
     finally:
         ledger.unwatch(stream, woken.set)
 
@@ -170,5 +188,5 @@ def _data(raw: bytes) -> bytes:
     return frame.data if isinstance(frame, Chunk) else b""
 
 
-INPUT_CLASS = ReadableClass(make=InputObject, read=read_input, reads=frozenset(("GET",)))
-"""The class of all inputs."""
+BYTE_LOGS = ReadableClass(make=ByteLog, read=read_log, reads=frozenset(("GET",)))
+"""The class of all byte logs."""
