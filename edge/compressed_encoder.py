@@ -86,7 +86,7 @@ class CompressedEncoder(Encoder):
         self.begin(opened)
 
     def begin(self, opened: Opened) -> None:
-        """Do the same as `opened`, except that the caller calls `opened` of the inner encoder."""
+        """Decide if the response is compressed, without a call of the inner encoder's `opened`."""
         self._end = opened.next_index
         if opened.next_index - opened.first >= MIN_REPLAY_FRAMES and len(_in_use) < MAX_COMPRESSORS:
             self._is_used, self._is_caught_up = True, False
@@ -125,7 +125,7 @@ class CompressedEncoder(Encoder):
             return data
         if self._compressor is not None:
             if not self._is_caught_up or len(data) >= MIN_COMPRESSED_BYTES:
-                self._header = b""  # not needed: the compressor writes the same header
+                self._header = b""  # the compressor writes this header itself
                 return self._compressor.compress(data)
             self._compressor = None
         pieces = [data[at : at + MAX_BLOCK_BYTES] for at in range(0, len(data), MAX_BLOCK_BYTES)]

@@ -164,7 +164,7 @@ def parse_since(given: Sequence[str]) -> int | None:
     if len(given) == 1 and _NUMBER.fullmatch(text) and MIN_UNIX_MS <= int(text) <= U64_MAX:
         return int(text)
     if len(given) == 1 and _RFC_3339.fullmatch(text):
-        with suppress(ValueError):  # not a valid time, such as month 13
+        with suppress(ValueError):  # the text is not a valid time: it has a month 13, for example
             # In a query, an unescaped + is a space.
             at = datetime.fromisoformat(text.upper().replace(" ", "+"))
             return max(0, int(at.timestamp() * 1000))

@@ -169,7 +169,8 @@ class _Settings(BaseModel):
             Forbidden: The class is more urgent than the key's.
         """
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        # Not `self.durability or "process"`: an empty string is an unknown word and is refused.
+        # Do not write `self.durability or "process"`: an empty string is an unknown word and is
+        # refused.
         durability = "process" if self.durability is None else self.durability
         asked = None if self.priority is None else Priority.from_word(self.priority)
         overflow = "refuse" if self.overflow is None else self.overflow

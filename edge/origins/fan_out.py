@@ -253,7 +253,8 @@ class FanOut:
                 del self._by_stream[stream]
             return
         if route.is_source:
-            shared.source = None  # it has brought the stream's end, which is delivered next
+            # The subscription has brought the stream's end, which is delivered next.
+            shared.source = None
             return
         route.shared = route.joined = False
         shared.own.pop(route, None)

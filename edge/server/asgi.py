@@ -118,7 +118,7 @@ class AsgiApplication:
     def _done(self, task: asyncio.Task[None]) -> None:
         self.tasks.discard(task)
         if not task.cancelled() and (fault := task.exception()) is not None:
-            log.error("request.failed", exc_info=fault)
+            log.error("request task failed", exc_info=fault)
 
 
 class State(Enum):

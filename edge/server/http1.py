@@ -196,7 +196,8 @@ class Http1:
             if self._scanned > MAX_HEAD_BYTES:
                 self._refuse(refusal(431))
             elif self._scanned and self._buffer[0] < 0x21:
-                self._refuse(refusal(400))  # not HTTP: for example TLS on the plain port
+                # The input is not HTTP, but for example TLS on the plain port.
+                self._refuse(refusal(400))
             return False
         self._scanned = 0
         head = bytes(self._buffer[: found.end()])
