@@ -84,7 +84,7 @@ MIN_LEFT_BYTES = MIN_WINDOW_BYTES // 2
 SMALL_BYTES = 125
 """Maximum size of a message whose length takes one byte (RFC 6455, 5.2)."""
 ORIGIN_NOT_READY = "origin_not_ready"
-"""The reason why the edge is not ready, for clients without an API key: they get no details."""
+"""The only reason for not being ready that clients without an API key get: they get no details."""
 IDLE_POINTS, DETACH_POINTS, REFUSED_POINTS = 1.0, 2.0, 2.0
 """Points that are charged to a client's flood budget. IDLE_POINTS: a frame that changes nothing
 (Credit or Detach for a corr that is not open, or a second Credit before a frame was sent).

@@ -28,7 +28,7 @@ export class InputWriter {
   /** @type {Uint8Array[]} */
   #waiting = [];
   #waitingBytes = 0;
-  /** Number of stored bytes; null before the server has said it. @type {number | null} */
+  /** Number of stored bytes; null until the server has reported it. @type {number | null} */
   #stored = null;
   #isLast = false;
   /** @type {Promise<Stored> | null} */
@@ -53,7 +53,7 @@ export class InputWriter {
     return this.#waitingBytes;
   }
 
-  /** Send bytes after all earlier ones. Return what is stored, when these bytes are. Throws a
+  /** Send bytes after all earlier ones. Return the stored input once it has these bytes. Throws a
    * TailraceError if they are refused, or if no edge has answered for the patience of `backoff`;
    * then a new writer continues after the bytes that are stored.
    * @param {Uint8Array} data

@@ -1,4 +1,4 @@
-// The reader's hand on the pace of a stream: pause, speed and granularity, with timers and credit.
+// The reader's controls of a stream's pace: pause, speed and granularity, with timers and credit.
 //
 // A paused or slow reader takes no more frames than it can show soon. The client then stops giving
 // credit, so that the server may slow down or pause the generation. It is a module of its own, so that

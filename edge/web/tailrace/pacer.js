@@ -2,7 +2,7 @@
 // paragraphs, at a number of words a minute, or nothing more while it is paused.
 //
 // It does no I/O: it gets the text and the time. What it shows is always a prefix of the text that has
-// arrived, and all of it in the end. The time of each step does not depend on how often it is asked.
+// arrived, and all of it in the end. When a unit is shown does not depend on how often it is asked.
 
 /** @typedef {"token" | "word" | "sentence" | "paragraph"} Granularity */
 
@@ -19,7 +19,7 @@ export const GRANULARITIES = ["token", "word", "sentence", "paragraph"];
  * pieces.
  */
 export const MOST_UNIT_CHARS = 2_000;
-/** Length of the text before a unit in which a word is looked for that goes on in the unit. */
+/** Length of the text before a unit that is searched for a word that continues in the unit. */
 const CONTEXT_CHARS = 32;
 const MS_PER_MINUTE = 60_000;
 const BLANK_LINE = /\n[ \t]*\n+/g;
@@ -111,8 +111,8 @@ export class Pacer {
     this.catchUp(now);
   }
 
-  /** Change the speed. A unit that is waited for keeps its share of the wait. @param {number}
-   * wordsPerMinute @param {number} now
+  /** Change the speed. What is left of the wait for the next unit changes in the same proportion.
+   * @param {number} wordsPerMinute @param {number} now
    */
   setSpeed(wordsPerMinute, now) {
     const before = this.#msPerWord;
