@@ -1,4 +1,4 @@
-"""The durable ledger of token streams, and the wire format that is also its record."""
+"""The durable ledger of token streams, and the wire format in which it stores their frames."""
 
 # Under a second name, Python would create every class twice, and isinstance would fail.
 if __name__ != "tailrace.ledger":

@@ -50,7 +50,7 @@ class Target:
         return GPUTarget("cuda", self.arch, 32)
 
     def runs(self, variant: Variant) -> bool:
-        """Return True if the architecture has what the variant needs: fp8, dependent launch."""
+        """Return True if the architecture has the fp8 and the dependent launch of the variant."""
         fp8 = any("fp8" in kind for kind in variant.signature.values())
         least = max(FP8_ARCH if fp8 else 0, DEPENDENT_ARCH if variant.launch_pdl else 0)
         return self.arch >= least

@@ -54,7 +54,7 @@ than 2**63, so int64 does not overflow."""
 TOP_P_BITS = 24
 """top_p is rounded down to a multiple of 2**-TOP_P_BITS."""
 MIN_WEIGHED_SCORE = -28.0
-"""Scores from this one down have weight 0, since exp of them is below 2**-40."""
+"""This score and all lower ones have weight 0, since exp of them is below 2**-40."""
 ROUND_TO_WHOLE = 12_582_912.0
 """1.5 * 2**23. Adding and then subtracting it rounds fp32 numbers up to 2**22 to integers."""
 LOG2_E = 1.44269502162933349609375

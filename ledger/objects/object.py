@@ -207,7 +207,7 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ObjectLimits:
-    """Limits of a runtime."""
+    """Limits of an `ObjectRuntime` and of the objects that it runs."""
 
     resident: int = 4_096
     """Maximum instances in memory; above it idle instances are evicted, the longest idle first."""

@@ -27,7 +27,7 @@ ANY = "*"
 
 
 class PostgresPresence:
-    """One origin's view of the numbers: `tailrace.ledger.interface.SharedPresence`."""
+    """One origin's view of the published numbers of readers, as a `SharedPresence`."""
 
     def __init__(self, pool: Pool, lease: int) -> None:
         self._pool = pool

@@ -25,7 +25,7 @@ LOW_SHARE = 0.9
 DISK_RESERVE_BYTES = 64 * MIB
 """Reserve: free bytes on the disk and in the file below which new streams are refused."""
 DISK_RESERVE_SHARE = 1 / 32
-"""Share of the disk that is the reserve instead, if it is smaller than DISK_RESERVE_BYTES.
+"""Share of the disk that is the reserve if this share is smaller than DISK_RESERVE_BYTES.
 
 Below half of the reserve, running streams may only use the space that the WAL has reserved.
 """

@@ -74,7 +74,8 @@ class SqliteObjects:
             owned = self._owned.get(key) or self._adopt(key, row)
         epoch = owned.epoch = self._epoch = max(self._epoch, owned.epoch) + 1
         if not self._commits.settled:
-            await self._commits.commit()  # makes writes of the former owner readable
+            # Wait until the former owner's writes are stored, so that the new owner reads them.
+            await self._commits.commit()
         return ObjectState(epoch, owned.alarm)
 
     async def seize(self, key: ObjectKey) -> None:

@@ -37,7 +37,7 @@ SQLite searches its list of free pages, so a long list makes commits slow.
 KEPT_FREE_BYTES = MIB
 """Free bytes that clean-up leaves in the file for new data."""
 KEPT_FREE_SHARE = 1 / 8
-"""Share of the file that clean-up leaves free instead, if it is larger than KEPT_FREE_BYTES."""
+"""Share of the file that clean-up leaves free if this share is larger than KEPT_FREE_BYTES."""
 MEASURE_BYTES = MIB
 """Bytes written between two checks of the file and its disk."""
 FULL_LOOK_S = 0.5

@@ -269,7 +269,7 @@ class Tail:
 
     @property
     def idle(self) -> bool:
-        """Return True if the tail can be evicted: everything is stored and nobody is watching."""
+        """Return True if the tail can be evicted: all is stored, and the tail has no watchers."""
         at_rest = self.stored == self.accepted == self.released and not self.in_commit
         return at_rest and not self.watchers
 

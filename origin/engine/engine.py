@@ -102,7 +102,7 @@ class Engine:
         return not (self._generations or self._outbox or self._flight)
 
     def load(self) -> Load:
-        """Return how busy the engine is."""
+        """Return the engine's numbers for the supervisor: its runs, limits, pages and tokens."""
         return self._scheduler.load()
 
     def add(self, run_id: int, run: StartRun) -> None:

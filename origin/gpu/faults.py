@@ -1,6 +1,6 @@
-"""Rules for whether a GPU can be used: facts about the machine in, faults with their cures out.
+"""Rules for whether a GPU can be used: they turn facts about the machine into faults and cures.
 
-Nothing here reads the machine; `origin.gpu.probe` does.
+This module does not read the facts from the machine; `origin.gpu.probe` does.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class GpuFacts:
     compiler: str = ""
     """Path of the C compiler that Triton would call."""
     wanted_compiler: str = ""
-    """Value of CC."""
+    """Value of the environment variable CC, which names a C compiler."""
     python_header: str = ""
     """Path of Python.h, if it exists."""
     python: str = ""

@@ -1,4 +1,4 @@
-"""Reads from this machine what `origin.gpu.faults` judges."""
+"""Reads the facts from this machine by which `origin.gpu.faults` decides if a GPU can be used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A decoder on the CPU in fp32: batches of pieces in, hidden rows and drawn tokens out.
+"""A decoder on the CPU in fp32: it computes the hidden rows of a batch of pieces, and draws tokens.
 
 It is exact as `origin.models.model` defines it: the bits of a row do not depend on its batch.
 Ternary products are integer sums, and where fp32 holds them they stay below 2**24. fp32 products

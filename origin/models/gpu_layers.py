@@ -90,10 +90,10 @@ class DecoderParts:
         )  # fmt: skip
 
     def pages_within(self, kv_bytes: int | None) -> int:
-        """Return how many pages fit in `kv_bytes`, or in a share of the free memory if it is None.
+        """Return how many pages fit in `kv_bytes`; if that is None, in a share of the free memory.
 
-        If `kv_bytes` is less than one whole context needs, it is raised to that. Raises ModelError
-        if the GPU has not enough free memory.
+        The result is at least the number of pages of one whole context. Raises ModelError if the
+        GPU has not enough free memory.
         """
         config, context = self._config, context_pages(self._config)
         page = page_bytes(config.layers, config.kv_heads, config.head_dim, self._kv_dtype)

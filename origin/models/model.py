@@ -64,7 +64,7 @@ class Piece:
 
     ids: Sequence[int]
     start: int
-    """Position of the first token."""
+    """Position of the piece's first token in the sequence."""
     pages: Sequence[int]
     """The sequence's block table; it covers start + len(ids) positions.
 
@@ -87,7 +87,7 @@ class Draw:
 
     sampling: Sampling
     position: int
-    """Index among the generated tokens."""
+    """Index of the token among those that its run generates, from 0."""
     mask: Tensor | None = None
     """int32 [ceil(V / 32)] on the CPU: the ids that a grammar allows, as llguidance writes it."""
     counts: Tensor | None = None
@@ -259,8 +259,9 @@ def fingerprint(
     """Return a hash that must be equal for workers to continue each other's streams token-exactly.
 
     It is the SHA-256, in hex, of the checkpoint's files, the code that determines numbers or masks,
-    the versions of torch and llguidance, and the names of the machine's arithmetic. `digests` holds
-    known digests of files, which are not computed again.
+    the versions of torch and llguidance, and `machine`: names of everything about the machine and
+    its settings that the bits of results depend on. `digests` holds known digests of files, which
+    are not computed again.
     """
     digests = digests or FileDigests()
     digest = hashlib.sha256()

@@ -135,8 +135,8 @@ def _make_ternary(tensors: dict[str, Tensor], config: ModelConfig) -> None:
 def absmean(real: Tensor) -> Tensor:
     """Return the scale of ternary weights: their mean absolute value, fp32 [1], never 0.
 
-    It is summed in fp64: in fp32 its last bit depends on the number of threads, and two workers
-    must agree on it for one to continue a stream of the other.
+    The sum is made in fp64: in fp32 the scale's last bit would depend on the number of threads. But
+    a worker can continue the streams of another one only if both have the same scales.
     """
     return real.abs().mean(dtype=torch.float64).float().clamp_(min=MIN_ABSMAX).reshape(1)
 

@@ -5,8 +5,8 @@ head are used. A stream has one text and one result, and each text is computed a
 padding would change the last bits of the result, but a stream that is produced again must get the
 same result.
 
-A text beyond the model's limit is refused, not cut: an embedding of the text's beginning looks like
-one of the whole text, and once it is in a search index no warning is with it.
+A text beyond the model's limit is refused, not cut. An embedding of the text's beginning cannot be
+distinguished from one of the whole text, for example once it is stored in a search index.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ Raises CallerError for a text that the model refuses.
 
 
 def is_embedding(folder: Path) -> bool:
-    """Return True for a sentence-transformers folder."""
+    """Return True if the folder has a model of sentence-transformers."""
     return (folder / MODULES_FILE).is_file()
 
 
 def is_classifier(folder: Path) -> bool:
-    """Return True for a checkpoint with a head that classifies whole texts."""
+    """Return True if the folder has a checkpoint with a head that classifies whole texts."""
     try:
         config = json.loads((folder / CONFIG_FILE).read_text("utf-8"))
         names = config.get("architectures") or []

@@ -1,4 +1,4 @@
-"""Any OpenAI-compatible server as a producer, whose tokens are logged and resumable like ours.
+"""Any OpenAI-compatible server as a producer; clients can resume its streams like all others.
 
 If a server is lost before its first token, the request is sent again. If it is lost later, the
 setting `upstream_lost` decides. `continue` requests the text after the delivered text, and a Notice

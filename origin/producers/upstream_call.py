@@ -341,8 +341,8 @@ def lost(error: httpx.TransportError) -> Unavailable:
 
 
 def _is_cut_off(error: httpx.RemoteProtocolError) -> bool:
-    """Return True if an error is only an early end, as of a killed server.
+    """Return True if the error means only that the connection ended early.
 
-    Httpx has no type for it.
+    That happens if the server is killed. httpx has no error class of its own for it.
     """
     return any(words in str(error) for words in ("disconnected", "closed connection"))

@@ -41,8 +41,8 @@ FINISH = {
     "max_tokens": FinishReason.LENGTH,
     "tool_calls": FinishReason.TOOL_CALLS,
 }
-"""Our finish reasons for those of servers. Names that are not listed, such as stop or eos, count as
-STOP."""
+"""Maps the finish reasons of servers to ours. Names that are not listed, such as stop or eos, count
+as STOP."""
 STOPPED_BY = ("stop_reason", "matched_stop")
 """Fields in which vLLM and SGLang give the stop sequence, or the id of the token, that ended the
 answer."""

@@ -91,7 +91,8 @@ class ScheduledRun:
     cached: int = 0
     pages: list[int] = field(default_factory=list)
     unread: bool = False
-    """True if nobody reads the stream; within its class the run comes after runs that are read."""
+    """True if no client reads the stream; the run then comes after all runs of its class that are
+    read."""
     turn: int = 0
     """Sequence number of the run's last decode step; the lowest number in a class is next."""
     work: Work | None = None

@@ -134,7 +134,7 @@ class RunTable:
 
     @property
     def senior(self) -> ScheduledRun | None:
-        """The running run that arrived first, among those that are read if there are any."""
+        """The running run that arrived first; only runs that are read count if there are any."""
         return min(self.running.values(), key=_order, default=None)
 
     def wait(self, run: ScheduledRun) -> None:

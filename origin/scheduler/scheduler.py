@@ -188,7 +188,7 @@ class Scheduler:
         self._step_us = round(seconds * 1e6)
 
     def load(self) -> Load:
-        """Return how busy the engine is, for the supervisor."""
+        """Return numbers for the supervisor: waiting and running runs, limits, pages and tokens."""
         running = [run.priority for run in self._table.running.values()]
         return Load(
             waiting=tuple(len(runs) for runs in self._table.waiting.values()),

@@ -1,4 +1,4 @@
-"""Queries of a history."""
+"""Queries of the history of a warm pool: its requests, loads and decisions."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ async def lately(
 ) -> list[tuple[str, int, int]]:
     """Return the last requests before a time, oldest first: model, arrival and end.
 
-    If `origin` is not empty, only its requests are returned; a shared store has those of several.
+    If `origin` is not empty, only the requests of that origin are returned, because a shared store
+    has the requests of several origins.
     """
     rows = await store.rows(
         """SELECT model, at_ms, at_ms + coalesce(took_ms, 0) FROM arrival
