@@ -146,7 +146,7 @@ class UiEvents(Encoder):
                 if text := self._text.added(frame):
                     yield {"type": "text-delta", "id": self._id, "delta": text}
                 if self._text.departed and isinstance(frame, Revision):
-                    yield self._whole(final=frame.final)
+                    yield self._whole(final=frame.final, stability=frame.stability)
             case Reasoning():
                 yield {"type": "reasoning-delta", "id": self._id, "delta": frame.text}
             case ToolCall() if frame.arguments:
@@ -154,15 +154,15 @@ class UiEvents(Encoder):
                 delta = {"toolCallId": part.call.id, "inputTextDelta": frame.arguments}
                 yield {"type": "tool-input-delta", **delta}
 
-    def _whole(self, *, final: bool) -> Fields:
+    def _whole(self, *, final: bool, stability: float) -> Fields:
         """Return a REVISED event with the whole text, after a revision that withdrew some of it.
 
         The AI SDK cannot delete text that earlier text-delta events have added to a message. So a
         client shows the text of this event instead. `final` is True if no later revision changes
-        this text.
+        this text, and `stability` says how likely that is.
         """
         self._revised = self._text.text
-        data = {"text": self._revised, "final": final}
+        data = {"text": self._revised, "final": final, "stability": stability}
         return {"type": REVISED, "id": self._message, "data": data}
 
     def _end(self, part: Part) -> Iterator[Fields]:
@@ -172,7 +172,7 @@ class UiEvents(Encoder):
         # After a revision that withdrew text, no deltas are sent, because the client would append
         # them to the withdrawn text. So the text since the last REVISED event is still to be sent.
         if self._text.departed and self._revised != self._text.text:
-            yield self._whole(final=True)
+            yield self._whole(final=True, stability=1.0)
         yield {"type": f"{_PREFIX[part.kind]}-end", "id": self._id}
 
 

@@ -105,11 +105,13 @@ class Reasoning:
 class Revision:
     """Text that replaces all revisions since the last Text or the last final revision.
 
-    `final` is True if no later revision replaces this text.
+    `final` is True if no later revision replaces this text. `stability` is an estimate, from 0 to
+    1, of how likely an interim text will not change any more; it is not used for a final one.
     """
 
     text: str
     final: bool = False
+    stability: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,12 +123,17 @@ class Chunk(Logged):
 
 @frame(6)
 class Revision(Logged):
-    """Text that replaces the text of all frames from index `replaces` on."""
+    """Text that replaces the text of all frames from index `replaces` on.
+
+    `stability` is an estimate, from 0 to 1, of how likely this text will not change any more. It is
+    1 if `final` is true, and 0 if there is no estimate.
+    """
 
     replaces: Uint
     text: str
     final: bool
     index: Uint
+    stability: Float32 = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,7 @@ def output_of(frame: Frame) -> Output | None:
         case ReasoningFrame(text=text):
             return Reasoning(text)
         case Revision():
-            return producer.Revision(frame.text, frame.final)
+            return producer.Revision(frame.text, frame.final, frame.stability)
         case Chunk():
             return Data(frame.data)
         case Embedding(values=values):

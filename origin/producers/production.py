@@ -148,11 +148,14 @@ class Framing:
 
     def _revisions(self, revision: Revision) -> Iterator[Logged]:
         """Yield one frame, or several for long text; only the first replaces earlier text."""
+        stability = 1.0 if revision.final else revision.stability
+        if not (isinstance(stability, float | int) and 0 <= stability <= 1):
+            raise bad_output(f"a Revision with the stability {stability!r}, not 0 to 1")
         first = self.next_index
         for text in _pieces(revision.text) or [""]:
             at = self.next_index
             replaces = self._interim if at == first and self._interim is not None else at
-            yield frame.Revision(replaces, text, revision.final, at)
+            yield frame.Revision(replaces, text, revision.final, at, stability)
         if revision.final:
             self._interim = None
         elif self._interim is None:

@@ -173,8 +173,9 @@ def test_no_text_can_break_out_of_its_data_line(text: str) -> None:
             b'id: 7\nevent: reasoning\ndata: {"text":"so\\n","index":7}\n\n',
         ),
         (
-            Revision(0, "a", True, 6),
-            b'id: 6\nevent: revision\ndata: {"replaces":0,"text":"a","final":true,"index":6}\n\n',
+            Revision(0, "a", True, 6, 1.0),
+            b"id: 6\nevent: revision\n"
+            b'data: {"replaces":0,"text":"a","final":true,"index":6,"stability":1.0}\n\n',
         ),
         (
             Chunk(b"\x00\xff", True, 4),

@@ -168,17 +168,17 @@ async def test_a_vector_that_no_frame_holds_goes_out_as_little_endian_floats() -
 async def test_interim_text_is_replaced_until_it_is_final() -> None:
     said = [
         outputs.Revision("wreck"),
-        outputs.Revision("wreck a nice"),
+        outputs.Revision("wreck a nice", stability=0.5),
         outputs.Revision("recognise", final=True),
         outputs.Revision("peach"),
         outputs.Revision("speech", final=True),
     ]
     assert (await made_of(*said))[:-1] == [
         Revision(0, "wreck", False, 0),
-        Revision(0, "wreck a nice", False, 1),
-        Revision(0, "recognise", True, 2),
+        Revision(0, "wreck a nice", False, 1, 0.5),
+        Revision(0, "recognise", True, 2, 1.0),
         Revision(3, "peach", False, 3),
-        Revision(3, "speech", True, 4),
+        Revision(3, "speech", True, 4, 1.0),
     ]
 
 
@@ -216,6 +216,9 @@ def shown(made: Sequence[Any]) -> str:
         Vector(("1",)),  # type: ignore[arg-type]
         Vector((1e300,)),
         Label("good", None),  # type: ignore[arg-type]
+        outputs.Revision("a", stability=1.5),
+        outputs.Revision("a", stability=float("nan")),
+        outputs.Revision("a", stability="high"),  # type: ignore[arg-type]
         Remark("x" * MAX_FRAME_BYTES, ""),
         End(FinishReason.STOP, total_tokens=-1),
         End("stop"),  # type: ignore[arg-type]

@@ -224,8 +224,8 @@ _FRAMES: list[tuple[str, int, Frame]] = [
     ("token run", 7, TokenRun(41, bytes((4, 0, 3)), " theé,")),
     ("token run without tokens", 7, TokenRun(0, b"", "")),
     ("snapshot of reasoning after others", 7, Snapshot(17, "Well,", 18, reasoning=True)),
-    ("revision, interim", 7, Revision(0, "recognise", False, 3)),
-    ("revision, final", 7, Revision(0, "wreck a nice beach", True, 4)),
+    ("revision, interim", 7, Revision(0, "recognise", False, 3, 0.75)),
+    ("revision, final", 7, Revision(0, "wreck a nice beach", True, 4, 1.0)),
     (
         "scored token, one alternative",
         7,

@@ -79,6 +79,7 @@ BAD_PAYLOADS = [
     ("chunk, data longer than the frame", 5, "ff7f00", "Chunk.data", 9),
     ("chunk, bool 3", 5, "00" + "03" + "00", "Chunk.last", 10),
     ("revision, bool 2", 6, "00" + "00" + "02" + "00", "Revision.final", 11),
+    ("revision, f32 cut off", 6, "00" + "00" + "01" + "00" + "0000", "Revision.stability", 13),
     ("snapshot, bool 2", 7, "00" + "0161" + "00" + "02", "Snapshot.reasoning", 13),
     ("heartbeat, u64 cut off", 8, "00000000000000", "Heartbeat.clock_ms", 9),
     (

@@ -42,7 +42,8 @@ def some_frames(random: Random) -> list[Frame]:
                 frames.append(ScoredToken(text, (), index))
             case "revision":
                 is_final, replaced = random.random() < 0.5, random.randint(0, index)
-                frames.append(Revision(replaced, text, is_final, index))
+                stability = random.choice((0.0, 0.5, 1.0))
+                frames.append(Revision(replaced, text, is_final, index, stability))
             case "other":
                 frames.append(random.choice((Reasoning(text, index), Notice("a", "b", index))))
             case "call":

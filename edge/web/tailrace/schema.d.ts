@@ -21,7 +21,7 @@ export interface StreamEnd { type: "StreamEnd"; total_tokens: number; finish_rea
 export interface Classification { type: "Classification"; label: string; confidence: number; index: number }
 export interface Embedding { type: "Embedding"; values: readonly (number)[]; index: number }
 export interface Chunk { type: "Chunk"; data: Uint8Array; last: boolean; index: number }
-export interface Revision { type: "Revision"; replaces: number; text: string; final: boolean; index: number }
+export interface Revision { type: "Revision"; replaces: number; text: string; final: boolean; index: number; stability: number }
 export interface Score { id: number; token: Uint8Array; logprob: number }
 export interface TokenScores { chosen: Score; top: readonly (Score)[] }
 export interface ScoredToken { type: "ScoredToken"; text: string; scores: readonly (TokenScores)[]; index: number }

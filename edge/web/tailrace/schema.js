@@ -1,6 +1,6 @@
 // Written by `python -m tests.web.generate` from ledger/wire/tailrace.bare.
 
-export const SCHEMA_ID = "412087c4595d2be3";
+export const SCHEMA_ID = "050d383df579128f";
 
 export const TYPES = {
   StreamId: "data[16]",
@@ -12,7 +12,7 @@ export const TYPES = {
   Classification: "3 label:str confidence:f32 index:uint",
   Embedding: "4 values:list<f32> index:uint",
   Chunk: "5 data:data last:bool index:uint",
-  Revision: "6 replaces:uint text:str final:bool index:uint",
+  Revision: "6 replaces:uint text:str final:bool index:uint stability:f32",
   Score: "id:uint token:data logprob:f32",
   TokenScores: "chosen:Score top:list<Score>",
   ScoredToken: "15 text:str scores:list<TokenScores> index:uint",

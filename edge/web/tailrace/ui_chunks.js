@@ -6,7 +6,7 @@
 /** @typedef {{type: "text-start" | "text-end" | "reasoning-start" | "reasoning-end", id: string}} PartChunk
  */
 /** @typedef {{type: "text-delta" | "reasoning-delta", id: string, delta: string}} DeltaChunk */
-/** @typedef {{type: "data-revised", id: string, data: {text: string, final: boolean}}} RevisedChunk
+/** @typedef {{type: "data-revised", id: string, data: {text: string, final: boolean, stability: number}}} RevisedChunk
  */
 /** @typedef {{toolCallId: string, toolName: string}} CallOfTool */
 /** @typedef {{type: "tool-input-delta", toolCallId: string, inputTextDelta: string}} InputDelta */
@@ -102,16 +102,17 @@ export class UiChunks {
     }
     // The message cannot take back shown text, so a part besides it has the whole text.
     this.#shown = shown;
-    if (frame.type === "Revision") begun.push(this.#whole(frame.final));
+    if (frame.type === "Revision") begun.push(this.#whole(frame.final, frame.stability));
     return begun;
   }
 
   /** Return the chunk with the whole text. @param {boolean} final false if a revision may change it
+   * @param {number} stability how likely no revision changes it
    * @returns {UiChunk}
    */
-  #whole(final) {
+  #whole(final, stability) {
     const text = (this.#revised = this.#text);
-    return { type: "data-revised", id: this.#message, data: { text, final } };
+    return { type: "data-revised", id: this.#message, data: { text, final, stability } };
   }
 
   /** Open a part of this kind, unless it is open. @param {"text" | "reasoning"} kind
@@ -149,7 +150,7 @@ export class UiChunks {
     /** @type {UiChunk[]} */
     const chunks = [];
     // Text after the last revision was not sent as deltas, which would not fit what is shown.
-    if (this.#open && this.#shown !== null && this.#revised !== this.#text) chunks.push(this.#whole(true));
+    if (this.#open && this.#shown !== null && this.#revised !== this.#text) chunks.push(this.#whole(true, 1));
     if (this.#open) chunks.push({ type: `${this.#open.kind}-end`, id: this.#open.id });
     this.#open = null;
     for (const { id, name, pieces } of this.#calls.values()) chunks.push(inputChunk(id, name, pieces.join("")));

@@ -8,6 +8,7 @@ on its pieces.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cached_property
 from typing import Self
 
@@ -144,7 +145,7 @@ class Blocklist(Stage[BlocklistOptions]):
             return
         if is_blocked:
             yield from self._moderation.notice()
-        yield Revision(self._joined(pieces), revision.final)
+        yield replace(revision, text=self._joined(pieces))
 
     def _joined(self, pieces: Iterable[Piece]) -> str:
         changed = self._moderation.changed

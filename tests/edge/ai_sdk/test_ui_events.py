@@ -100,12 +100,13 @@ def test_what_does_not_end_as_it_should_is_told(last: Frame, part: dict[str, str
 
 
 def test_a_revision_that_takes_back_what_was_shown_is_a_part_with_the_whole_text() -> None:
-    frames = (Token("a", 0), Revision(1, "b", True, 1), Revision(0, "c", False, 2))
-    parts = told(*frames, Token("d", 3), Revision(3, "e", True, 4), ended(5))
+    frames = (Token("a", 0), Revision(1, "b", True, 1, 1.0), Revision(0, "c", False, 2, 0.5))
+    parts = told(*frames, Token("d", 3), Revision(3, "e", True, 4, 1.0), ended(5))
     deltas = [part["delta"] for part in parts if part["type"] == "text-delta"]
     revised = [part for part in parts if part["type"] == "data-revised"]
     assert deltas == ["a", "b"]
     assert [part["data"]["text"] for part in revised] == ["c", "ce"]
+    assert [part["data"]["stability"] for part in revised] == [0.5, 1.0]
     assert {part["id"] for part in revised} == {MESSAGE}
 
 
