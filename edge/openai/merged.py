@@ -176,7 +176,7 @@ class MergedStreams:
         return self._head
 
     def begin(self) -> None:
-        """Write the status and headers, if this is the first call, and send more prompts."""
+        """Write the response's head at the first call, and send further prompts to origins."""
         if self._begun:
             return
         self._begun = True
