@@ -65,7 +65,7 @@ def load_filter(spec: str) -> FilterFactory:
     factory = load_plugin(spec, FIELD, SHAPE)
     if not callable(factory):
         module, _, name = spec.partition(":")
-        raise ConfigError(f"{module} has no {name} to call", field=FIELD, hint=SHAPE)
+        raise ConfigError(f"{module} has no function or class {name}", field=FIELD, hint=SHAPE)
     try:
         made = factory()
     except Exception as error:  # a factory may raise anything
@@ -125,7 +125,7 @@ class FilterGate:
     def _check_hold(self, verdict: Verdict, chars: int, last: bool) -> None:
         if not 0 <= verdict.hold <= chars:
             raise _failure(
-                f"hold is {verdict.hold}, but must be from 0 to {chars}, the unsent characters"
+                f"hold is {verdict.hold}, but must be from 0 to {chars} (characters not sent yet)"
             )
         if verdict.end is None and last and verdict.hold:
             raise _failure(f"hold is {verdict.hold} at the end of the text, but must be 0 there")

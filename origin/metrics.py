@@ -38,9 +38,9 @@ _GAUGES = {
     "batch_limit": ("batch_limit_tokens", "Current maximum of tokens in a step"),
     "row_limit": (
         "row_limit_rows",
-        "Decoding rows up to which streams are started",
+        "Current maximum number of decoding streams, above which further streams wait",
     ),
-    "turn_limit": ("turn_limit_rows", "Rows beyond which less urgent streams take turns"),
+    "turn_limit": ("turn_limit_rows", "Decoding streams in a step above which classes take turns"),
     "pages": ("kv_cache_pages", "Pages of the KV cache"),
     "pages_free": ("kv_cache_pages_free", "Pages of the KV cache that are free or can be evicted"),
 }

@@ -240,7 +240,7 @@ async def load_producer(place: str) -> Producer:
     shape = "write module:factory; install the module, or start the origin in its folder"
     factory = load_plugin(place, "origin.producer", shape)
     if not callable(factory):
-        raise _is_no_producer(place, "names nothing that can be called")
+        raise _is_no_producer(place, "is not a function or class")
     try:
         inspect.signature(factory).bind()
     except TypeError as error:

@@ -619,7 +619,7 @@ class StreamCore:
                 self.table.turn(stream, StreamEvent.RECALLED)
             elif stream.is_cancelled:
                 self._end(stream, FinishReason.CANCELLED)
-            elif stream.standing not in blamed or not self._blame(stream, "died on"):
+            elif stream.standing not in blamed or not self._blame(stream, "died while they ran"):
                 homeless.append(stream)
         self._wait_again(homeless, StreamEvent.UNPLACED)
 

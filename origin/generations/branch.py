@@ -80,11 +80,11 @@ def check_branch(request: Open, parent: Parent) -> None:
         )
     if point.index < recipe.begin:
         raise Conflict(
-            f"index {point.index} is before index {recipe.begin}, where the stream took up its"
-            " instruction",
+            f"index {point.index} is before index {recipe.begin}, where the stream's own"
+            " instruction was added",
             code="cannot_branch",
             field="index",
-            hint=f"at least {recipe.begin}, or branch the stream that had the instruction added",
+            hint=f"at least {recipe.begin}, or branch the parent of this stream",
         )
     check_ranges(request)
 
@@ -125,7 +125,7 @@ def branch_recipe(
     if (reader is None) != (not recipe.prompt_ids):
         raise _cannot("is now served by workers of another kind than when the stream began")
     if reader is None and point.index and BRANCH not in offers:
-        raise _cannot("is served by a worker that cannot continue an answer that it has begun")
+        raise _cannot("is served by a worker that cannot continue an answer from its middle")
     if reader is None and request.logprobs is not None and "logprobs" not in offers:
         raise unsupported("logprobs")
     drawn = Sampling(seed=draw_seed())

@@ -68,7 +68,7 @@ class Deployed(BaseModel):
                 f"migration {gone[0]} of {wanted.script} was carried out before, but is missing in"
                 " the file",
                 field="migrations",
-                hint="put it back; to remove a class, add a migration with deleted_classes",
+                hint="add it again; to remove a class, add a migration with deleted_classes",
             )
         for step in wanted.migrations:
             if step.tag not in self.tags:

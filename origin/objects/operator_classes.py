@@ -21,7 +21,7 @@ def load_classes(specs: tuple[str, ...]) -> dict[str, type[DurableObject]]:
     for spec in specs:
         made, (module, _, name) = load_plugin(spec, FIELD, SHAPE), spec.partition(":")
         if not (isinstance(made, type) and issubclass(made, DurableObject)):
-            why = f"{module} has no class {name} of objects"
+            why = f"{module} has no subclass of DurableObject with the name {name}"
             raise ConfigError(why, field=FIELD, hint=SHAPE)
         if name in found:
             raise ConfigError(f"two classes have the name {name}", field=FIELD)

@@ -118,14 +118,14 @@ class Cutter:
 
     def _look_back(self, data: bytes, last: bool) -> None:
         if self._json and not last:
-            raise _no_place(FORK_OFFSET, "it is within a JSON value")
+            raise _no_place(FORK_OFFSET, "the offset is within a JSON value")
         if not self._left and not self._byte:
             self.cut = Cut(self._at + 1) if last else Cut(self._at, data)
 
     def _take_bytes(self, data: bytes, last: bool) -> None:
         begin = self._byte if self._at == self._index else 0
         if begin and begin >= len(data):
-            raise _no_place(FORK_OFFSET, "its frame is shorter")
+            raise _no_place(FORK_OFFSET, "the frame at this offset is shorter")
         end = begin + self._left
         if end <= len(data):
             whole = end == len(data) and last

@@ -69,7 +69,7 @@ class PageBuilder:
 
     def __init__(self, start: Offset, tip: Tip, *, json: bool) -> None:
         if start.index > tip.index or (start.index == tip.index and start.byte):
-            raise no_such_offset(start, "the stream has not come so far")
+            raise no_such_offset(start, "the stream ends before it")
         if json and start.byte:
             raise no_such_offset(start, "a JSON value has no parts")
         self._start, self._tip, self._json = start, tip, json
@@ -106,11 +106,11 @@ class PageBuilder:
         data, last = piece(raw)
         if self._at < self._start.index:
             if not last:
-                raise no_such_offset(self._start, "it is within a JSON value")
+                raise no_such_offset(self._start, "the offset is within a JSON value")
             return
         if self._at == self._start.index and self._start.byte:
             if self._start.byte >= len(data):
-                raise no_such_offset(self._start, "its frame is shorter")
+                raise no_such_offset(self._start, "the frame at this offset is shorter")
             data = data[self._start.byte :]
         self._bytes += len(data)
         if not self._json:

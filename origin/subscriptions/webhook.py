@@ -264,7 +264,7 @@ class Webhooks:
         except (httpx.InvalidURL, ValueError) as error:
             raise _rejected(f"not a URL: {error}") from None
         if url.scheme not in ("http", "https") or url.userinfo or (url.port or 0) > MAX_PORT:
-            raise _rejected("not an https URL without user name and password")
+            raise _rejected("must be an https URL without user name and password")
         address = _literal(url.host)
         if address is None and not _HOST_NAME.fullmatch(url.raw_host.decode("ascii")):
             raise _rejected("the name of the host is not valid")

@@ -101,7 +101,7 @@ class ForkServer:
     """
 
     def __init__(self, module: str, settings: str, environment: Mapping[str, str]) -> None:
-        self.refusal = "" if sys.platform == "linux" else f"there is none on {sys.platform}"
+        self.refusal = "" if sys.platform == "linux" else f"it needs Linux, not {sys.platform}"
         self.stages: tuple[LoadStage, ...] = ()
         self._command = (module, settings)
         self._environment = environment

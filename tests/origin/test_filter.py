@@ -72,9 +72,9 @@ def test_no_text_is_not_checked_but_the_last_is() -> None:
     [
         ([RuntimeError("no model")], "RuntimeError: no model"),
         ([True], "check gave a bool, not a Verdict"),
-        ([Verdict(hold=4)], "hold is 4, but must be from 0 to 3, the unsent characters"),
-        ([Verdict(hold=-1)], "hold is -1, but must be from 0 to 3, the unsent characters"),
-        ([PASS, Verdict(hold=1)], "hold is 1, but must be from 0 to 0, the unsent characters"),
+        ([Verdict(hold=4)], "hold is 4, but must be from 0 to 3 (characters not sent yet)"),
+        ([Verdict(hold=-1)], "hold is -1, but must be from 0 to 3 (characters not sent yet)"),
+        ([PASS, Verdict(hold=1)], "hold is 1, but must be from 0 to 0 (characters not sent yet)"),
         ([Verdict(hold=1)] * 2, "hold is 1 at the end of the text, but must be 0 there"),
     ],
 )
@@ -141,8 +141,8 @@ def test_a_factory_is_found_by_name() -> None:
         ("no_colon", "'no_colon' is not MODULE:NAME"),
         (":make", "':make' is not MODULE:NAME"),
         ("tests.origin.nowhere:make", "cannot import tests.origin.nowhere: ModuleNotFoundError: "),
-        (f"{HERE}:missing", f"{HERE} has no missing to call"),
-        (f"{HERE}:not_callable", f"{HERE} has no not_callable to call"),
+        (f"{HERE}:missing", f"{HERE} has no function or class missing"),
+        (f"{HERE}:not_callable", f"{HERE} has no function or class not_callable"),
         (f"{HERE}:fails", f"{HERE}:fails() failed: LookupError: no words"),
         (f"{HERE}:gives_nothing", f"{HERE}:gives_nothing() gives a NoneType without check"),
     ],

@@ -436,8 +436,8 @@ async def test_a_factory_is_called_or_awaited(factory: str) -> None:
     ("place", "message"),
     [
         ("no_such_module:make", "No module named 'no_such_module'.*start the origin in its folder"),
-        (f"{__name__}:absent", "names nothing that can be called"),
-        (f"{__name__}:SAID", "names nothing that can be called"),
+        (f"{__name__}:absent", "is not a function or class"),
+        (f"{__name__}:SAID", "is not a function or class"),
         (f"{__name__}:needs_arguments", "a function without arguments"),
         (f"{__name__}:Unannounced", "gave a Unannounced without `about`"),
         (f"{__name__}:Synchronous", "has no `async def produce` that yields"),

@@ -193,7 +193,7 @@ async def test_a_stream_that_keeps_killing_workers_is_ended_as_failed(stage: Sta
         await stage.lost(one)
     end = await stage.end_of(A)
     assert end.finish_reason is FinishReason.FAILED
-    assert end.message == f"{MAX_DEATHS} workers died on this stream"
+    assert end.message == f"{MAX_DEATHS} workers died while they ran this stream"
     await stage.ready(one)
     assert stage.runs.table.count == 0
 

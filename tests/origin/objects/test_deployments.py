@@ -192,7 +192,10 @@ async def test_crons_run_at_their_times_over_restarts_and_one_that_fails_stops_n
     [
         ("Counter", "'Counter' is not MODULE:NAME"),
         ("tests.nowhere:Counter", "cannot import tests.nowhere"),
-        ("tests.origin.own_objects:START_MS", "has no class START_MS of objects"),
+        (
+            "tests.origin.own_objects:START_MS",
+            "has no subclass of DurableObject with the name START_MS",
+        ),
     ],
 )
 def test_a_class_that_cannot_be_had_is_an_error(spec: str, said: str) -> None:
