@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class _Holder(BaseModel, Generic[T]):
-    """One item, whose bytes are base64 in JSON; its dataclass takes over this configuration."""
+    """A model with one item, which sets that pydantic writes the item's bytes as base64."""
 
     model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 

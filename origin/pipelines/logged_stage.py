@@ -19,10 +19,10 @@ MAX_LOG_BYTES = 64 << 20
 
 
 class LoggedStage(Stage[StageOptions]):
-    """Stores the outputs of another stage, one line for each of its input items."""
+    """Stores the outputs of the stage `inner` in a log, one line for each of its input items."""
 
     def __init__(self, inner: AnyStage) -> None:
-        """Begin; the log is read when the first item comes."""
+        """Begin; the log of an earlier run is read when the first item comes."""
         super().__init__(inner.options, inner.context)
         self._inner = inner
         self._name = f"{inner.context.stream.hex()}:{inner.context.name}"
@@ -31,19 +31,19 @@ class LoggedStage(Stage[StageOptions]):
         self._size = 0
 
     def process(self, item: Item) -> Items:
-        """Return the items that replace one item."""
+        """Return the items that replace `item`: from the log if it has them, else of `inner`."""
         return self._outputs(item)
 
     def finish(self, end: End) -> Items:
-        """Return the items that follow the last one."""
+        """Return the items after the last one: from the log if it has them, else of `inner`."""
         return self._outputs(end)
 
     def held(self) -> Iterable[Item]:
-        """Return the items that the stage still holds back."""
+        """Return the items that the stage `inner` holds back."""
         return self._inner.held()
 
     def close(self, has_ended: bool) -> None:
-        """Pass the note on."""
+        """Close the stage `inner`."""
         self._inner.close(has_ended)
 
     async def _outputs(self, item: Item) -> AsyncIterator[Item]:
@@ -53,7 +53,7 @@ class LoggedStage(Stage[StageOptions]):
             log = await origin.read_log(self._name, self._caller)
             self._size = len(log)
             self._logged = deque(log.splitlines())
-        # The stage gets the items of earlier runs, too, so that it has the same state after them.
+        # `inner` processes items even if the log has their outputs, to reach the same state again.
         self._inner.is_repeated = bool(self._logged)
         made = self._inner.finish(item) if isinstance(item, End) else self._inner.process(item)
         items = tuple([one async for one in made] if isinstance(made, AsyncIterable) else made)

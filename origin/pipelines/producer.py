@@ -1,8 +1,8 @@
 """The producer of a pipeline: it runs the stages of each request.
 
-If it runs a request again, it yields the same outputs, because stages are deterministic and the
-outputs of models are read from streams in the ledger. So clients notice only a pause if the worker
-of the pipeline, or of one of its models, is killed.
+If it runs a request again, it yields the same outputs: stages are deterministic, or their outputs
+are in a log in the ledger (`logged_stage`), and the outputs of models are streams in the ledger. So
+clients notice only a pause if the worker of the pipeline, or of one of its models, is killed.
 """
 
 from __future__ import annotations
