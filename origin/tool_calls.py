@@ -337,7 +337,7 @@ class JsonValue:
             if self._in_string:
                 self._within(char)
             elif not self._outside(char):
-                self.ended = True  # a number or literal ends before the first foreign character
+                self.ended = True  # a number or literal ends where another character comes
                 return at
             if self.ended:
                 return at + 1

@@ -25,7 +25,7 @@ from tailrace.origin.core.stream import EndedStream, Stream
 from tailrace.origin.generations.recipe import Recipe
 from tailrace.origin.generations.runs import Runs
 
-if TYPE_CHECKING:  # imports tokenizers, which only workers of kind `tokens` need
+if TYPE_CHECKING:  # the import needs the package tokenizers, which an origin may lack
     from tailrace.origin.checkpoint.prompt import PromptReader
 
 MAX_PAGE = 1000

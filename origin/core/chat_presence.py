@@ -36,7 +36,7 @@ class Round:
 
 
 class ChatPresence:
-    """Counts the followers of chats. The id of a chat is that of the stream that holds its turns.
+    """Counts the followers of chats. A `chat` is given as the id of the ledger stream of its turns.
 
     `shared` is True if other origins may use the ledger. Times are of the caller's clock, in s.
     """

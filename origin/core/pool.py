@@ -262,7 +262,7 @@ class ModelPool:
             return
         model.ended_s = self._now
         model.count_idling(self._now, idle=model.is_ready)
-        if model.state is ModelState.QUEUED:  # queued for the request that has ended
+        if model.state is ModelState.QUEUED:  # it was queued for the request that has ended
             self._queue.remove(model.name)
             self._turn(model, ModelEvent.DROPPED, "its request has ended")
         self._decide(model)
@@ -418,7 +418,7 @@ class ModelPool:
 
     def _fill(self, _: events.Filled) -> None:
         """Load models in the order of the settings, as many as fit."""
-        self._settle()  # loads pinned models first
+        self._settle()  # loads pinned models, so that they come before others
         for model in self._models.values():
             if model.state is ModelState.AWAY and self._fits(model):
                 self._hint(model, Hint.OPERATOR)

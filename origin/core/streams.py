@@ -449,7 +449,7 @@ class StreamCore:
                 self._end(stream, FinishReason.FAILED, reason)
             case Unavailable():
                 self._defer(stream, error)
-            case _ if stream.is_cancelled:  # ended even if another origin produces it now
+            case _ if stream.is_cancelled:  # it ends, even if another origin generates it now
                 self._end(stream, FinishReason.CANCELLED)
             case None | NotFound() | StaleEpoch():
                 self._leave(stream, StreamEvent.TAKEN)
@@ -681,7 +681,7 @@ class StreamCore:
         if stream.run != failed.run or stream.worker != worker:
             return  # the stream was taken off the worker meanwhile
         self.table.unplace(stream)
-        if stream.is_cancelled:  # cancelled in the meantime, so the worker sends no other end
+        if stream.is_cancelled:  # cancelled meanwhile; the failed run sends no other end
             self._end(stream, FinishReason.CANCELLED)
             return
         stream.is_retried, stream.failure, stream.failed_on = True, failed.message, worker

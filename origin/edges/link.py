@@ -383,7 +383,7 @@ class EdgeLink(asyncio.Protocol):
             case Heartbeat():
                 self._silence_timeout_s = frame.patience_ms / 1000
             case Challenge() if self._handshake.challenge is None:
-                self._handshake.answer(frame)  # raises an error, since no secret is set here
+                self._handshake.answer(frame)  # raises an error, as this origin has no secret
             case Open():
                 feed = self._feed(corr, frame)
                 self._spawn(corr, self._begin(corr, feed, self._service.open(frame)))

@@ -29,7 +29,7 @@ from tailrace.origin.core.quotas import tenant_of
 from tailrace.origin.generations.recipe import Recipe, packed_ids, prompt_hash
 from tailrace.origin.tool_calls import ToolUse, read_functions
 
-if TYPE_CHECKING:  # imports tokenizers, which only workers of kind `tokens` need
+if TYPE_CHECKING:  # the import needs the package tokenizers, which an origin may lack
     from tailrace.origin.checkpoint.prompt import PromptReader
 
 MAX_STOPS = 8
@@ -91,8 +91,8 @@ def _token_recipe(
 ) -> Recipe:
     asked = request.max_tokens or DEFAULT_MAX_TOKENS
     is_dropping = request.overflow is Overflow.DROP_OLDEST
-    # The context that must stay free for the output when older messages are dropped. A request for
-    # "as many tokens as fit" needs only one token.
+    # Number of tokens that must stay free for the output when older messages are dropped to fit the
+    # context. A request for "as many tokens as fit" needs only one token.
     room = 1 if request.max_tokens is None or asked >= ALL_THERE_IS else asked
     tools = _tool_use(request, reader)
     notices: list[tuple[str, str]] = []

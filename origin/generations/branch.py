@@ -27,7 +27,7 @@ from tailrace.origin.generations.recipe import Recipe, packed_ids, prompt_hash
 from tailrace.origin.generations.stream_log import History
 from tailrace.origin.workers.worker_frame import BRANCH
 
-if TYPE_CHECKING:  # imports tokenizers, which only workers of kind `tokens` need
+if TYPE_CHECKING:  # the import needs the package tokenizers, which an origin may lack
     from tailrace.origin.checkpoint.prompt import PromptReader
 
 MAX_STEER_TOKENS = 8 * 1024

@@ -38,7 +38,7 @@ def _text_of(ids: memoryview) -> str:
     return b64encode(pack_u32s(ids)).decode()
 
 
-# Token ids, which JSON holds as one base64 text: parsing a million JSON numbers would block the
+# JSON holds token ids as one base64 text, because parsing a million JSON numbers would block the
 # event loop.
 PackedIds = Annotated[memoryview, PlainValidator(packed_ids), PlainSerializer(_text_of)]
 FormatWord = Annotated[str, Field(pattern=_one_of(FormatKind))]

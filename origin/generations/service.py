@@ -94,7 +94,7 @@ from tailrace.origin.objects.byte_logs import BYTE_LOG, LAST, LIMIT, OFFSET
 from tailrace.origin.streams.protocol import generation_id
 from tailrace.origin.subscriptions.request import SUBSCRIPTION, object_of
 
-if TYPE_CHECKING:  # imports tokenizers, which only workers of kind `tokens` need
+if TYPE_CHECKING:  # the import needs the package tokenizers, which an origin may lack
     from tailrace.origin.checkpoint.prompt import PromptReader
 
 CHAT = "chat"

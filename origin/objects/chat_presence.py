@@ -20,7 +20,7 @@ log = structlog.get_logger("objects")
 
 
 class Presence:
-    """Counts the clients that follow each chat. A chat's id is that of the stream with its turns.
+    """Counts the clients that follow each chat, given as the id of the ledger stream of its turns.
 
     `shared` has the counts of the other origins of a shared ledger, and `run` exchanges counts with
     them. A ledger that cannot be read or written only delays this exchange.

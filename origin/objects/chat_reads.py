@@ -150,8 +150,8 @@ async def follow(
             if clock() >= check_at:
                 await ledger.info(stream)
                 check_at = clock() + CHECK_INTERVAL_S
-            # The tail is in memory. A shared ledger would query its database for `info`, and many
-            # readers are woken at the same time.
+            # The tail is in memory. To call `ledger.info` here instead, a shared ledger would query
+            # its database for each of many readers that are woken at the same time.
             last = tail.released
             if first < last:
                 lines += await _records(ledger, stream, first, last)

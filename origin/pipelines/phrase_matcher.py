@@ -13,7 +13,7 @@ from typing import Any
 
 CONTEXT_CHARS = 32
 """Number of characters before the held text that patterns can look back at."""
-_END = ""  # key in the trie of a phrase that is complete; no character is empty
+_END = ""  # key in the trie at the end of a phrase; other keys are characters, never empty
 _Trie = dict[str, Any]
 
 

@@ -57,7 +57,7 @@ from tailrace.origin.serving.plan import KnownModel, KnownModels, ModelPlan, cap
 from tailrace.origin.workers.worker_frame import Ready
 from tailrace.origin.workers.worker_process import WorkerSlot
 
-if TYPE_CHECKING:  # imports tokenizers, which only workers of kind `tokens` need
+if TYPE_CHECKING:  # the import needs the package tokenizers, which an origin may lack
     from tailrace.origin.checkpoint.prompt import PromptReader
 
 LEAST_RETRY_S = 1.0

@@ -206,7 +206,7 @@ def confirms(asked: Create, config: StreamConfig, *, closed: bool) -> bool:
     """Return True if a request to create describes exactly the existing stream."""
     return (
         asked.closed == closed
-        and asked.fork == config.asked.fork  # as requested, not with values from the source
+        and asked.fork == config.asked.fork  # both as requested, without values from the source
         and asked.expiry in (config.asked.expiry, config.expiry)
         and _same_type(asked, config)
     )

@@ -309,7 +309,7 @@ async def _events(
     read: Read,
     settings: StreamSettings,
 ) -> ObjectResponse:
-    # Read the first page before the answer begins, so that a wrong offset is a 400.
+    # Read the first page before the answer begins, so that a wrong offset is answered with 400.
     page = await reader.page(read.offset)
     headers = (*SECURITY, (CONTENT_TYPE, SSE_TYPE), NO_CACHE)
     if not is_text(config.content_type):

@@ -134,7 +134,7 @@ class Emissions:
     steered: dict[int, tuple[IdSpan, ...]]
     failed: Sequence[int] = ()
     counted: dict[int, TokenCounts] = field(default_factory=dict)
-    """The counts of a row that ends a run, if they are not 0."""
+    """The counts of each row that ends a run, unless all of them are 0."""
 
     @classmethod
     def joined(cls, steps: Sequence[Step]) -> Emissions:
