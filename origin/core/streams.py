@@ -114,7 +114,8 @@ class StreamCore:
             max_streams: Maximum number of streams that are here or are being opened.
             models: The models and workers of the origin.
             paused_s: Seconds after which a paused stream is cancelled.
-            most_wait_s: Seconds of waiting to be begun that raise the load level.
+            most_wait_s: Seconds that a stream may wait for a worker to begin it. A longer wait
+                raises the load level.
             idle_s: Seconds without reader and output after which a stream is ended.
             cold_wait_s: Maximum seconds for which a new stream waits for its model to load; None
                 for no limit.

@@ -42,7 +42,7 @@ MAX_READ_FRAMES = 32
 
 
 class ByteLog(StoredStreamObject):
-    """The input of one stream, or the outputs of one of its stages."""
+    """The byte log of one stream's input, or of the outputs of one of its stages."""
 
     @property
     def _stage(self) -> str:

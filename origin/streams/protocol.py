@@ -1,8 +1,8 @@
 """Vocabulary of the Durable Streams protocol: headers, names, content types, errors as JSON.
 
-Names of header fields are in lower case here, because edges send them so to objects. The name of a
-stream is its path after `/v1/stream/`. A generation can be read like a stream whose name is the
-generation's id.
+Names of header fields are in lower case here, as in the requests that edges send to objects. The
+name of a stream is its path after `/v1/stream/`. A generation can be read like a stream whose name
+is the generation's id.
 """
 
 from __future__ import annotations

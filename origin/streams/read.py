@@ -417,7 +417,7 @@ def _asks_its_object(config: StreamConfig, now_ms: int) -> bool:
 
 
 def described(config: StreamConfig, tip: Tip) -> ObjectResponse:
-    """Return the answer to HEAD."""
+    """Return the answer to a HEAD request for a stream that ends at `tip`."""
     headers = (*tip_headers(tip), *config.expiry.headers())
     return answer(200, (CONTENT_TYPE, config.content_type), NO_STORE, *headers)
 

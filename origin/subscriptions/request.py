@@ -172,7 +172,7 @@ class CreateBody(JsonBody):
 
 
 class StreamsBody(JsonBody):
-    """Body that names streams."""
+    """Body of a request to add streams to a subscription."""
 
     streams: Annotated[Names, Field(min_length=1)]
 

@@ -44,7 +44,7 @@ MAX_NAMED = MAX_LINKS
 OVERFLOWED = "overflowed"
 """Key of a value that is set once a stream that the pattern matches has no link."""
 EMPTY = str(START)
-"""The end of a stream that is empty or does not exist."""
+"""The offset that counts as the end of a stream that is empty or does not exist."""
 
 CONFIG = "config"
 STANDING = "standing"
