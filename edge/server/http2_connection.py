@@ -93,7 +93,8 @@ class Http2Stream:
     def __init__(self, connection: Http2Connection, h2: H2Stream) -> None:
         self.id = h2.stream_id
         self.open = True  # the response has not been sent completely
-        self.source: ResponseSource | None = None  # called when the client leaves or reads on
+        # Called when the client leaves, or when more can be written.
+        self.source: ResponseSource | None = None
         self.started = False
         self.is_received = False
         self.received_bytes = 0  # bytes of the request's body that have arrived
