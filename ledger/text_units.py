@@ -1,6 +1,6 @@
 """Words, phrases, sentences and paragraphs: where each unit of a text ends. Sans-I/O.
 
-A unit includes the white space behind it. So its end is known when the first character of the next
+A unit includes the white space after it. So its end is known when the first character of the next
 unit is known. The ends depend on the text alone, not on the pieces in which it comes.
 """
 
@@ -43,4 +43,4 @@ ENDS: Mapping[Unit, re.Pattern[str]] = {
     Unit.SENTENCE: _phrase_end(_STOPS, _CJK_STOPS),
     Unit.PARAGRAPH: re.compile(_PARAGRAPH_END),
 }
-"""The end of each unit: its last characters, and the white space behind it."""
+"""Patterns that match the end of a unit: its last characters, and the white space after them."""

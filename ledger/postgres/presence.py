@@ -1,7 +1,7 @@
 """The numbers of readers that the origins of a ledger on PostgreSQL publish for each other.
 
-They are rows of an unlogged table. Each has the lease of its origin, so a dead origin's readers
-leave the sums when its lease has expired, without a write.
+They are rows of an unlogged table. Each row has the lease of its origin, and does not count once
+that lease has expired. So the readers of a dead origin disappear from the sums without a write.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class LogRows:
 
 
 class Log:
-    """The log and the segments that replace it; `GroupCommit` calls it."""
+    """The log and the segments that replace it; `GroupCommit` calls its methods for each commit."""
 
     def __init__(self, residents: Residents, now_ms: Callable[[], int]) -> None:
         self._residents = residents

@@ -2,9 +2,10 @@
 
 Each commit replaces one run of consecutive plain segments by a cold one.
 
-An ended stream is compressed when it was not read for some time, a long running stream except for
-its last COLD_FRAMES records. Compaction runs on the event loop, some milliseconds at a time. A cold
-segment replaces plain ones only after it was decompressed again and found equal to them.
+An ended stream is compressed when it was not read for some time. A running stream with many records
+is compressed, too, except for its last COLD_FRAMES records. Compaction runs on the event loop, some
+milliseconds at a time. A cold segment replaces plain ones only after it was decompressed again and
+found equal to them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The tail of a stream: its live end in memory, with its watchers. Sans-I/O.
 
-Four indexes, each at most the next: `first` (the oldest frame in memory), `stored` (earlier frames
-are in segments), `released` (readers may see earlier frames) and `accepted` (the next index that a
-producer may append). A frame between `stored` and `released` is in the log; the commit of a frame
-between `released` and `accepted` is in flight.
+A tail has four indexes, in ascending order: `first` (the oldest frame in memory), `stored` (earlier
+frames are in segments), `released` (readers may see earlier frames) and `accepted` (the next index
+that a producer may append). A frame between `stored` and `released` is in the log; the commit of a
+frame between `released` and `accepted` is in flight.
 """
 
 from __future__ import annotations

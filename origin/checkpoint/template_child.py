@@ -2,7 +2,8 @@
 
 A template is code that comes with the weights. Jinja's sandbox denies it access to the system, but
 does not keep it from computing for ever or using all memory, even during compilation or within a
-single call into the interpreter. So the kernel ends this process at a limit of CPU time or memory.
+single call into the interpreter. So the operating system limits the CPU time and the memory of this
+process.
 
 Each line of standard input is a JSON object, and is answered by a JSON object on standard output.
 The first line has the `template` and the `special` tokens that it may name; the answer is {} or has

@@ -63,9 +63,9 @@ class Drafter(Protocol):
 def accepted(drafts: Sequence[int], drawn: Sequence[int]) -> list[int]:
     """Return the tokens of a verified step: the draws up to the first that differs from its draft.
 
-    drawn[i] was drawn from the row of item i of [last, *drafts]. So there is one draw more than
-    drafts, or there are fewer draws if the run ended in between. The row after a draft is right
-    only if the draft is.
+    drawn[i] was drawn from the row of item i of [last, *drafts], where `last` is the last known
+    token. So there is one draw more than drafts, or there are fewer draws if the run ended in
+    between. A draw counts only if all drafts up to its row are right.
     """
     tokens = []
     for at, token in enumerate(drawn):

@@ -145,7 +145,7 @@ class Engine:
         self._scheduler.set_unread(run_id, unread=unread)
 
     def set_shedding(self, *, small_steps: bool, guess: bool) -> None:
-        """Set whether steps are as small as possible, and whether tokens are drafted."""
+        """Set whether the engine makes the smallest possible steps, and if it drafts tokens."""
         self._guesses = guess and self._model_context.drafter is not None
         self._scheduler.set_small_steps(enabled=small_steps)
 

@@ -75,8 +75,8 @@ def why_costly(schema: Any) -> str | None:
 
     llguidance limits most of its work, but not all: it joins schemas by intersecting their
     patterns, in time exponential in their number, and turns a multipleOf into an automaton with as
-    many states as its value. Within these limits a format takes at most some tenths of a second to
-    check and to start.
+    many states as its value. This module sets limits for both. Within them a format takes at most
+    some tenths of a second to check and to start.
     """
     pairs = list(_pairs(schema))
     patterns = {

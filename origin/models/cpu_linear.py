@@ -151,10 +151,10 @@ Multiply = Callable[[Tensor], Tensor]
 class Products:
     """Finds the numbers of rows at which a product gives each row the bits of the reference tile.
 
-    A BLAS sums in an order that depends on the shape of the product, and promises nothing about a
-    row's position in it or about neighbouring rows. So each shape of a weight is tested once: first
-    whether every position in the tile gives the same bits, then which other numbers of rows give
-    these bits, too.
+    A BLAS sums in an order that depends on the shape of the product, and does not promise that a
+    row's bits are independent of its position and of the other rows. So each shape of a weight is
+    tested once: first whether every position in the tile gives the same bits, then which other
+    numbers of rows give these bits, too.
     """
 
     def __init__(self) -> None:

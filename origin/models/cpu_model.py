@@ -129,7 +129,7 @@ class CpuLayer:
         self._scale = torch.tensor(config.head_dim**-0.5)
 
     def __call__(self, x: Tensor, cache: KvCache, batch: Batch) -> Tensor:
-        """Compute fp32 [T, hidden] -> fp32 [T, hidden]."""
+        """Compute the layer for a batch of hidden rows: fp32 [T, hidden] -> fp32 [T, hidden]."""
         parts, eps = self._parts, self._eps
         qkv = parts.qkv(rms_norm(x, parts.input_norm, eps)).view(len(x), -1, self._head_dim)
         mixed = self._attend(self._turn(qkv, batch), cache, batch)

@@ -1,4 +1,4 @@
-"""Loads a checkpoint onto a CPU or a GPU, and chooses between them."""
+"""Loads a checkpoint onto a CPU or a GPU, and chooses which of the two."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _keep_freed_memory() -> None:
     """Keep memory that a step frees for the next step, which needs the same sizes.
 
     By default glibc keeps such memory only after a large block has been freed, which happens by
-    chance. Until then the kernel clears up to 200 pages for each step of the demo model.
+    chance. Until then the operating system clears up to 200 pages for each step of the demo model.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):  # musl and macOS have no mallopt

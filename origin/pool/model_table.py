@@ -147,7 +147,7 @@ class PipelineModel(ModelTable):
 
 
 Tables = dict[str, ModelTable]
-"""Models by name in requests, in the order of the file."""
+"""Maps the name that requests use for a model to its table, in the order of the settings file."""
 
 
 def load_tables(path: Path | None) -> Tables:

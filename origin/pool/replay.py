@@ -90,7 +90,7 @@ class PoolReplay:
                 self._at(self.now + service_s, _ENDED, RequestEnded(model, request))
 
     def carry_out(self, commands: list[Command]) -> None:
-        """Simulate the commands: schedule the events that they cause."""
+        """Simulate commands of the pool, such as StartWorker: schedule the resulting events."""
         for command in commands:
             match command:
                 case StartWorker(worker):

@@ -82,7 +82,7 @@ class _Said:
         untold: True if there were pieces since the last Notice.
         failures: Number of failed tries since the last try that made SETTLED_PIECES.
         broken: Number of the last failures in a row that were invalid answers.
-        lost_s: Time of the first of these failures, in seconds by the clock of `Retry`.
+        lost_s: Time of the first of the `failures`, in seconds by the clock of `Retry`.
         tried: Number of pieces of text in the current try.
     """
 

@@ -111,8 +111,8 @@ class BatchLimit:
     doubles it if the step lasted less than half of the target. A step beyond the target time lowers
     the limit to DECREASE times the tokens of the step, but at most by half. This needs no model of
     the machine's speed: a line fitted to (rows, prompt tokens, seconds) is undetermined while all
-    steps look alike, which is the normal case, and is wrong where long sequences make the cost a
-    curve.
+    steps look alike, which is the normal case, and is wrong for long sequences, whose cost is not
+    linear.
 
     The limit never falls below `least`: on a machine where even steps of `least` tokens exceed the
     target, steps stay too long.

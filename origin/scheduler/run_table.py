@@ -113,11 +113,11 @@ class FairQueue:
 class RunTable:
     """Waiting runs by class, in order, and at most `most` running ones.
 
-    The limit `enough` adapts, up to `most`. A run starts while fewer than `enough` runs of its
-    class and more urgent classes are running; less urgent runs take turns, so they do not delay it.
-    A run also starts if its class runs less than its share of `enough`: steps become a little
-    longer until some run ends, which costs less than preempting a run and computing it again. Runs
-    that another worker had begun start up to the limit `most`.
+    The limit `enough` adapts to the duration of steps, and is at most `most`. A run starts while
+    fewer than `enough` runs of its class and more urgent classes are running; less urgent runs take
+    turns, so they do not delay it. A run also starts if its class runs less than its share of
+    `enough`: steps become a little longer until some run ends, which costs less than preempting a
+    run and computing it again. Runs that another worker had begun start up to the limit `most`.
     """
 
     def __init__(self, pool: PagePool, queue: FairQueue, most: int) -> None:
@@ -287,8 +287,9 @@ class RunTable:
     ) -> Iterator[ScheduledRun]:
         """Yield the runs of less urgent classes that may be preempted to start this run.
 
-        The class that is furthest ahead comes first. First come runs beyond their classes' shares,
-        then other runs with a common prefix, whose pages become free only if all are preempted.
+        First come runs beyond their classes' shares, then other runs with a common prefix, whose
+        pages become free only if all are preempted. In both groups, runs of the class that is
+        furthest ahead come first.
         """
         senior = self.senior
         rest: list[ScheduledRun] = []

@@ -1,1 +1,1 @@
-"""The file under a ledger: `tailrace.ledger.sqlite.storage` on SQLite."""
+"""The SQLite file of a ledger: implements the interface `tailrace.ledger.sqlite.storage`."""

@@ -1,8 +1,8 @@
 """Checkpoints of the WAL of an open ledger, concurrently with the writer.
 
-A checkpoint moves pages from the WAL into the database, in the background. Under load that never
-catches up with the writer, so the WAL could never restart. Therefore the writer moves the last few
-pages itself. After a failed checkpoint no page of the WAL is moved any more, not even when the
+A checkpoint moves pages from the WAL into the database, in the background. Under load it would
+never catch up with the writer, so the WAL could never restart. Therefore the writer moves the last
+few pages itself. After a failed checkpoint no page of the WAL is moved any more, not even when the
 ledger is closed. The next start rewrites the WAL in place before its first checkpoint.
 """
 

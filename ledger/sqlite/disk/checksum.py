@@ -1,10 +1,10 @@
 """Checksums of single rows, so that damaged rows are detected.
 
 The blobs of log rows and segments contain their own checksums. Rows of streams, parts, objects,
-values and usage have a column `crc`. The `crc` of a stream is the XOR of two checksums: one for the
-columns that never change, one for its state, the columns that do. When the state changes,
-`restated` replaces the second checksum. So a change of the state need not read the recipe, and if
-the row was damaged before, its `crc` still does not match.
+values and usage have a column `crc`. The `crc` of a stream is the XOR of two checksums: one of the
+columns that never change, and one of those that do change, which are the stream's state. When the
+state changes, `restated` replaces the second checksum. So a change of the state need not read the
+recipe, and if the row was damaged before, its `crc` still does not match.
 """
 
 from __future__ import annotations

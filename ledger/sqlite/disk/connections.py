@@ -192,7 +192,7 @@ class Lookups:
         return int(self.look(sql, values)[0][0] or 0)
 
     async def close(self) -> None:
-        """End the thread; the connections are closed with the others of the file."""
+        """End the thread. The connections stay open: the caller closes all those of the file."""
         await self._reading.close()
 
     def _rows(self, connection: apsw.Connection, sql: str, values: Sequence[Any]) -> list[Any]:

@@ -59,9 +59,9 @@ FILE_NAME = "history.db"
 class HistoryRecorder:
     """Records to the history that `opening` opens; records nothing if `opening` is None.
 
-    `now_ms` returns Unix time, and `clock_s` the time on the clock of workers' starts. `place` is
-    the path or URL of the history, by which other processes can open it. `is_shared` is True if
-    other origins write to the same history.
+    `now_ms` returns Unix time, and `clock_s` the time by which the starts of workers are measured.
+    `place` is the path or URL of the history, by which other processes can open it. `is_shared` is
+    True if other origins write to the same history.
     """
 
     def __init__(

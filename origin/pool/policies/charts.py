@@ -1,4 +1,4 @@
-"""Charts of the cost frontier; matplotlib comes with the extra `plots`."""
+"""Charts of what keep-alive policies cost; they need matplotlib, from the extra `plots`."""
 
 from __future__ import annotations
 
