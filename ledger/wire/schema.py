@@ -40,6 +40,9 @@ A frame of 64 KiB could hold 32,000 empty messages, which both the edge and the 
 32 ms to decode.
 """
 
+MAX_STAGE_SWITCHES = 16
+"""Maximum number of stages that a request can switch on or off: a pipeline has no more."""
+
 StreamId = Annotated[bytes, fixed_data(STREAM_ID_BYTES, "StreamId")]
 Mac = Annotated[bytes, fixed_data(MAC_BYTES)]
 SchemaId = Annotated[bytes, fixed_data(SCHEMA_ID_BYTES)]
@@ -475,6 +478,14 @@ class Branch:
     instruction: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class StageSwitch:
+    """Switches an optional stage of a pipeline, named `stage`, on or off."""
+
+    stage: str
+    on: bool
+
+
 @frame(16)
 class Open(Frame):
     """A request to generate, with exactly one of `prompt`, `messages` and `branch`.
@@ -483,7 +494,7 @@ class Open(Frame):
     `cache` the operator's setting applies.
 
     `note` is returned to the stream's readers in Opened and not read by the server. `trace` is a
-    traceparent (W3C Trace Context).
+    traceparent (W3C Trace Context). `stages` switches optional stages of a pipeline.
     """
 
     start: ClassVar[int] = 0  # index of the first requested frame
@@ -512,6 +523,9 @@ class Open(Frame):
     trace: str | None = None
     branch: Branch | None = None
     cache: Cache | None = None
+    stages: Annotated[
+        tuple[StageSwitch, ...], list_of(struct_of(StageSwitch), MAX_STAGE_SWITCHES)
+    ] = ()
 
 
 @frame(17)

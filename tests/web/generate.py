@@ -16,6 +16,7 @@ from tailrace.ledger.wire.schema import (
     CLOSING,
     LOGGED,
     MAX_MESSAGES,
+    MAX_STAGE_SWITCHES,
     Heartbeat,
     Hello,
     Opened,
@@ -26,7 +27,11 @@ from tailrace.ledger.wire.schema import (
 from tests.schema_text import CLIENT_SCHEMA, ROOT, Schema, read_schema, schema_hash
 
 HERE = ROOT / "edge/web/tailrace"
-LIMITED = {"Open.messages": MAX_MESSAGES, "Open.stop": MAX_MESSAGES}
+LIMITED = {
+    "Open.messages": MAX_MESSAGES,
+    "Open.stop": MAX_MESSAGES,
+    "Open.stages": MAX_STAGE_SWITCHES,
+}
 """Lists that the codec bounds and the schema does not."""
 HEAD = "// Written by `python -m tests.web.generate` from ledger/wire/tailrace.bare.\n\n"
 RECEIVED = {of.tag for of in (Snapshot, StreamError, Heartbeat, Opened, Status, Hello)}
@@ -116,6 +121,8 @@ def _json_type(of: dict[str, Any]) -> str:
         return str(of["$ref"]).rpartition("/")[2]
     if of["type"] == "array":
         return f"readonly ({_json_type(of['items'])})[]"
+    if isinstance(of.get("additionalProperties"), dict):
+        return f"Record<string, {_json_type(of['additionalProperties'])}>"
     kinds = {"integer": "number", "object": "Record<string, unknown>"}
     return kinds.get(of["type"], str(of["type"]))
 

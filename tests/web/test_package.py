@@ -74,7 +74,8 @@ export async function read(storage: Storage): Promise<string> {
   // @ts-expect-error: no field of a request
   stream("/v1/generate", { input: { model: "demo", temprature: 1 } });
   const messages = [{ role: "user", content: "" }];
-  stream("/v1/generate", { input: { model: "demo", messages, unread: "run" } });
+  const stages = { punctuate: false };
+  stream("/v1/generate", { input: { model: "demo", messages, unread: "run", stages } });
   const { text, error, end, quiet, cancel, steer } = useStream(reading, smooth);
   if (error instanceof TailraceError && error.retryable) error.message.length;
   const found: TailraceError | null = error;

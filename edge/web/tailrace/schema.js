@@ -1,6 +1,6 @@
 // Written by `python -m tests.web.generate` from ledger/wire/tailrace.bare.
 
-export const SCHEMA_ID = "050d383df579128f";
+export const SCHEMA_ID = "f12757963ff8ea71";
 
 export const TYPES = {
   StreamId: "data[16]",

@@ -204,5 +204,6 @@ function openOf(input) {
     priority: input.priority ?? "standard",
     unread: unread?.then ?? unread ?? "run",
     unread_after_s: unread?.after_s,
+    stages: Object.entries(input.stages ?? {}).map(([stage, on]) => ({ stage, on })),
   });
 }
