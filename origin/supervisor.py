@@ -38,7 +38,7 @@ from tailrace.origin.objects.operator_classes import load_classes
 from tailrace.origin.open_ledger import open_ledger
 from tailrace.origin.pool.history.recorder import recorder_of
 from tailrace.origin.serving.model_host import ModelHost, Readers, live_pool, single_pool
-from tailrace.origin.serving.plan import KnownModels, ModelPlan
+from tailrace.origin.serving.plan import KnownModels, ModelPlan, pipelines_of
 from tailrace.origin.steady_clock import KeptClock, now_ms
 from tailrace.origin.workers.kernel_cache import KernelCache
 from tailrace.origin.workers.program import makes_tokens
@@ -156,6 +156,7 @@ class Supervisor:
             wait_s=config.cold_wait_s if plans else None,
             readers=readers,
             known=known if plans else None,
+            pipelines=pipelines_of(plans),
             changed=self._say_heartbeat,
             unix_s=lambda: now_ms() / 1000,
             pace=pace,

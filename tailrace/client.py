@@ -609,6 +609,7 @@ class Client:
         durability: str | None = None,
         priority: str | None = None,
         cache: str | None = None,
+        stages: Mapping[str, bool] | None = None,
         chat: str | None = None,
         idempotency_key: str | None = None,
         **sampling: Unpack[SamplingSettings],
@@ -616,7 +617,8 @@ class Client:
         """Return a new stream; the request is sent when its first frame is read.
 
         Two calls with the same `idempotency_key` read the same stream. `chat` is the id of the chat
-        that gets the stream as a turn.
+        that gets the stream as a turn. `stages` has False for each optional stage of a pipeline
+        that is to be skipped.
         """
         fields = {
             "model": model,
@@ -631,6 +633,7 @@ class Client:
             "durability": durability,
             "priority": priority,
             "cache": cache,
+            "stages": None if stages is None else dict(stages),
             "chat": chat,
             **sampling,
         }

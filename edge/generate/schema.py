@@ -22,6 +22,7 @@ from tailrace.edge.unread import DEFAULT_AFTER_S
 from tailrace.ledger.errors import CallerError, FrameError
 from tailrace.ledger.frame import (
     MAX_MESSAGES,
+    MAX_STAGE_SWITCHES,
     SAMPLING,
     Branch,
     Cache,
@@ -34,6 +35,7 @@ from tailrace.ledger.frame import (
     Priority,
     Sampling,
     SamplingRange,
+    StageSwitch,
     Unread,
     decode,
 )
@@ -160,6 +162,12 @@ class _Settings(BaseModel):
         description='"run", "pause" or "cancel", or an object such as'
         ' {"then": "pause", "after_s": 30}',
     )
+    stages: dict[str, bool] | None = Field(
+        None,
+        max_length=MAX_STAGE_SWITCHES,
+        description='an object such as {"punctuate": false}: optional stages of a pipeline, each'
+        " with false to skip it or with true",
+    )
 
     def to_open(self, *, idempotency_key: str) -> Open:
         """Return the Open frame, with a priority class that the request's key allows.
@@ -192,6 +200,7 @@ class _Settings(BaseModel):
             unread=Unread.from_word(unread.then),
             unread_after_s=after_s,
             idempotency_key=idempotency_key,
+            stages=tuple(StageSwitch(*switch) for switch in (self.stages or {}).items()),
         )
 
 

@@ -27,6 +27,7 @@ from tailrace.ledger.frame import (
 from tailrace.ledger.telemetry.traces import TraceContext
 from tailrace.origin.core.quotas import tenant_of
 from tailrace.origin.generations.recipe import Recipe, packed_ids, prompt_hash
+from tailrace.origin.generations.stage_switches import Stages, skipped_stages
 from tailrace.origin.tool_calls import ToolUse, read_functions
 
 if TYPE_CHECKING:  # the import needs the package tokenizers, which an origin may lack
@@ -56,13 +57,15 @@ def admit(
     fingerprint: str,
     reader: PromptReader | None,
     offers: Collection[str] = (),
+    stages: Stages | None = None,
     draw_seed: Callable[[], int],
 ) -> Recipe:
     """Return the recipe of a request, with a value for every setting.
 
     `model` and `fingerprint` are those of the model that will serve the request. `reader` tokenizes
     prompts for the model. If it is None, the recipe is for a worker of kind `text`, which takes
-    text instead of tokens, and `offers` has the optional fields that this worker supports.
+    text instead of tokens, and `offers` has the optional fields that this worker supports. `stages`
+    are those of the model if it is a pipeline.
 
     Raises:
         CallerError: A field of the request is invalid, or the worker does not support it.
@@ -78,11 +81,12 @@ def admit(
     if (request.prompt is None) == (not request.messages):
         raise CallerError("give either prompt or messages", field="prompt")
     check_ranges(request)
+    skipped = skipped_stages(request.stages, stages or {}, model)
     defaults = Sampling() if reader is None else reader.defaults
     drawn = Sampling(seed=draw_seed() if request.sampling.seed is None else None)
     sampling = settled(request.sampling, defaults, drawn)
     if reader is None:
-        return _text_recipe(request, fingerprint, sampling, offers)
+        return _text_recipe(request, fingerprint, sampling, offers, skipped)
     return _token_recipe(request, fingerprint, sampling, reader)
 
 
@@ -158,7 +162,11 @@ def _tool_use(request: Open, reader: PromptReader | None) -> ToolUse | None:
 
 
 def _text_recipe(
-    request: Open, fingerprint: str, sampling: Sampling, offers: Collection[str]
+    request: Open,
+    fingerprint: str,
+    sampling: Sampling,
+    offers: Collection[str],
+    skipped: tuple[str, ...],
 ) -> Recipe:
     """Return a recipe for a worker of kind `text`; refuse fields that the worker cannot serve."""
     for name in _ENGINE_ONLY:
@@ -179,6 +187,7 @@ def _text_recipe(
         tools=_tool_use(request, None),
         max_tokens=min(asked, ALL_THERE_IS),
         given=tuple(name for name in SAMPLING if getattr(request.sampling, name) is not None),
+        skipped_stages=skipped,
     )
 
 

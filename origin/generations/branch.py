@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # the import needs the package tokenizers, which an origin ma
 MAX_STEER_TOKENS = 8 * 1024
 MAX_STEER_CHARS = 64 * 1024
 """Maximum characters of text to insert into a stream; longer texts are refused."""
-_OF_THE_PARENT = ("prompt", "messages", "format", "tools")
+_OF_THE_PARENT = ("prompt", "messages", "format", "tools", "stages")
 """Fields of a request that a branch always takes from its parent."""
 
 

@@ -74,6 +74,7 @@ class Recipe(BaseModel):
         begin: Index of the first frame of the output. It is 0, except for a branch that was given
             an instruction: then the frames before the branch are part of the prompt.
         inserted_ids: Token ids of a text with which the own output of a branch begins.
+        skipped_stages: Names of the optional stages of a pipeline that the request switches off.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -105,6 +106,7 @@ class Recipe(BaseModel):
     base: int = 0
     begin: int = 0
     inserted_ids: PackedIds = Field(default_factory=lambda: packed_ids(()))
+    skipped_stages: tuple[str, ...] = ()
 
     def run(self, history: History) -> StartRun:
         """Return the order for a worker of kind `tokens` to start, or continue after `history`."""

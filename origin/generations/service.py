@@ -264,6 +264,7 @@ class Service:
             fingerprint="" if ready is None else ready.fingerprint,
             reader=None if ready and ready.kind == TEXT else self._reader_of(request.model),
             offers=() if ready is None else ready.offers,
+            stages=self.runs.models.stages(model.name),
             draw_seed=self._draw_seed,
         )
         # Long requests are checked in a thread. Tokenising a megabyte takes a second, compiling a

@@ -116,12 +116,13 @@ class PipelineProducer:
         self, request: Request, skipped: Mapping[str, int]
     ) -> AsyncGenerator[Output, None]:
         recipe = request.recipe
-        request.stages[:] = [TimedStage(each.table.named) for each in self._stages]
+        planned = [one for one in self._stages if one.table.named not in recipe.skipped_stages]
+        request.stages[:] = [TimedStage(each.table.named) for each in planned]
         running = [
             each.running(
                 StageContext(each.table.named, request.stream, recipe, self._origin), timed
             )
-            for each, timed in zip(self._stages, request.stages, strict=True)
+            for each, timed in zip(planned, request.stages, strict=True)
         ]
         prompt = Prompt(recipe.prompt, recipe.messages)
         data = None if self._table.input is None else self._input(request)

@@ -36,6 +36,7 @@ from tailrace.origin.core.events import (
 )
 from tailrace.origin.core.model import ServedModel, Worker
 from tailrace.origin.core.states import ModelState, WorkerState
+from tailrace.origin.generations.stage_switches import Stages
 from tailrace.origin.metrics import Metrics
 from tailrace.origin.pool.history import queries
 from tailrace.origin.pool.history.recorder import HistoryRecorder
@@ -121,11 +122,16 @@ class ModelHost:
         wait_s: float | None = None,
         readers: Readers | None = None,
         known: KnownModels | None = None,
+        pipelines: Mapping[str, Stages] | None = None,
         changed: Callable[[], None] = lambda: None,
         unix_s: Callable[[], float] = time.time,
         pace: float = 1.0,
     ) -> None:
-        """Create the host; `known` has facts about models from their last load."""
+        """Create the host.
+
+        `known` has facts about models from their last load, and `pipelines` the stages of those
+        models that are pipelines.
+        """
         self.live, self.core = live, live.pool
         live.carry_out = self._carry_out
         self.happen = live.happen
@@ -134,6 +140,7 @@ class ModelHost:
         self.leaving = False
         """True while the origin drains: it finishes running streams and then ends."""
         self.readers = dict(readers or {})
+        self._pipelines = dict(pipelines or {})
         self.changed = changed
         self._known = known
         self._clock = live.clock_s
@@ -226,6 +233,10 @@ class ModelHost:
     def reader(self, name: str) -> PromptReader | None:
         """Return the tokenizer of a model's prompts; None if its workers are of kind `text`."""
         return self.readers.get(name, self.readers.get(""))
+
+    def stages(self, name: str) -> Stages:
+        """Return the stages of a pipeline; empty for a model that is no pipeline."""
+        return self._pipelines.get(name, {})
 
     @property
     def reasons(self) -> tuple[str, ...]:

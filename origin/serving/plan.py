@@ -20,6 +20,7 @@ from tailrace.ledger.process.version import tailrace_version
 from tailrace.origin.checkpoint.file_digests import identities
 from tailrace.origin.config import OriginConfig, PipelineConfig
 from tailrace.origin.formats import AS_STORED, Formats
+from tailrace.origin.generations.stage_switches import Stages
 from tailrace.origin.gpu.placement import place
 from tailrace.origin.pool.model_table import ModelTable, Tables
 from tailrace.origin.pool.policies.policies import LOAD_S
@@ -157,6 +158,22 @@ def needed(name: str, table: ModelTable, config: OriginConfig) -> tuple[int, Ori
         )
     size = total if table.memory_mib is None else table.memory_mib * MIB
     return size, config.model_copy(update={"kv_mib": kv_mib})
+
+
+def pipelines_of(plans: Iterable[ModelPlan]) -> dict[str, Stages]:
+    """Return the stages of the pipelines among some models, by the name of the pipeline."""
+    tables = {
+        plan.name: plan.config.pipeline for plan in plans if isinstance(plan.config, PipelineConfig)
+    }
+    if not tables:
+        return {}
+    # Imported here, because few origins have pipelines.
+    from tailrace.origin.pipelines.table import PipelineTable
+
+    return {
+        name: {one.named: one.optional for one in PipelineTable.model_validate(table).stages}
+        for name, table in tables.items()
+    }
 
 
 def first_load_s(config: OriginConfig) -> float:

@@ -11,6 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tailrace.client import Client
+from tailrace.ledger.frame import Token
 from tailrace.origin.config import DEMO_MODEL
 from tailrace.origin.pipelines.text_cutter import TextCutter
 from tests.e2e.held import HeldOrigin
@@ -55,6 +57,8 @@ stage = "model"
 model = "safe"
 [[pipelines.loud.stages]]
 stage = "tests.origin.pipelines.staged:ShoutOutside"
+name = "shout"
+optional = true
 
 [pipelines.twice]
 [[pipelines.twice.stages]]
@@ -284,3 +288,58 @@ async def test_no_client_can_read_the_stream_of_the_model_inside(
     answer = await client.post(f"{url}/v1/generate/{inner['id']}/branch", json=branch)
     assert answer.status_code == 404
     pipelines.origin.go_on()
+
+
+SKIPS = REQUEST | {"model": "loud", "stages": {"shout": False}}
+
+
+async def test_a_stage_that_a_request_skips_is_skipped_whoever_is_killed(
+    pipelines: House, client: httpx.AsyncClient
+) -> None:
+    url = pipelines.edges[0].url
+    safe = await start(client, url, REQUEST)
+    whole = await start(client, url, SKIPS)
+    assert whole.events == safe.events  # without a notice
+    pipelines.origin.hold(len(safe.text) // 2)
+    killed = await start(client, url, SKIPS, stop_after=3)
+    await pipelines.kill("loud")
+    pipelines.origin.go_on()
+    assert (await resume(client, url, killed)).events == whole.events
+    loud = await start(client, url, SKIPS | {"stages": {"shout": True}})
+    assert loud.text == safe.text.upper()
+
+
+async def test_a_stage_is_skipped_in_other_dialects_and_clients(
+    pipelines: House, client: httpx.AsyncClient
+) -> None:
+    url = pipelines.edges[0].url
+    asked = SKIPS | {"max_tokens": 12}
+    text = (await start(client, url, asked)).text
+    assert not text.isupper()
+    answer = await client.post(f"{url}/v1/completions", json=asked)
+    assert answer.json()["choices"][0]["text"] == text
+    async with Client([url]) as own:
+        frames = [one async for one in own.generate(**asked)]
+    assert "".join(one.text for one in frames if isinstance(one, Token)) == text
+
+
+@pytest.mark.parametrize(
+    ("stages", "field"),
+    [
+        ({"shouts": False}, "stages.shouts"),
+        ({"shout": False, "model": True}, "stages.model"),
+        ({"shout": "off"}, "stages.shout"),
+    ],
+)
+async def test_a_switch_that_cannot_be_is_refused_by_name(
+    pipelines: House, client: httpx.AsyncClient, stages: dict[str, Any], field: str
+) -> None:
+    url = pipelines.edges[0].url
+    for path in ("generate", "completions"):
+        answer = await client.post(f"{url}/v1/{path}", json=SKIPS | {"stages": stages})
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert error["param" if path == "completions" else "field"] == field
+    of_a_model = {"model": "demo", "prompt": "x", "stages": {"shout": False}}
+    answer = await client.post(f"{url}/v1/generate", json=of_a_model)
+    assert (answer.status_code, answer.json()["error"]["field"]) == (400, "stages.shout")

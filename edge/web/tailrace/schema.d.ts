@@ -88,6 +88,7 @@ export interface GenerateInput {
   priority?: Priority | null;
   cache?: string | null;
   unread?: Unread | UnreadBody | null;
+  stages?: Record<string, boolean> | null;
   temperature?: number | null;
   top_k?: number | null;
   top_p?: number | null;

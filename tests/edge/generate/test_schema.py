@@ -16,6 +16,7 @@ from tailrace.ledger.frame import (
     Overflow,
     Priority,
     Sampling,
+    StageSwitch,
     Unread,
 )
 from tailrace.ledger.validation import MAX_SHOWN_CHARS
@@ -132,6 +133,29 @@ def test_an_unknown_field_like_no_other_gets_the_list_of_fields() -> None:
 def test_a_refused_value_is_shown_but_not_at_length() -> None:
     message = refused(b'{"model":"demo","seed":"' + b"9" * 10_000 + b'"}').message
     assert len(message) <= MAX_SHOWN_CHARS + len(" is not valid")
+
+
+def test_stages_are_switched_by_name() -> None:
+    body = b'{"model":"demo","prompt":"x","stages":{"punctuate":false,"group":true}}'
+    assert parse(body).stages == (StageSwitch("punctuate", False), StageSwitch("group", True))
+    body = b'{"model":"demo","prompt":"x","stages":null}'
+    assert parse(body).stages == ()
+
+
+@pytest.mark.parametrize(
+    ("stages", "field"),
+    [
+        (b'{"group":true,"punctuate":"off"}', "stages.punctuate"),
+        (b'{"punctuate":0}', "stages.punctuate"),
+        (b'{"punctuate":null}', "stages.punctuate"),
+        (b'["punctuate"]', "stages"),
+        (b"{" + b",".join(b'"%d":true' % nth for nth in range(17)) + b"}", "stages"),
+    ],
+)
+def test_a_switch_that_is_not_true_or_false_is_refused_by_name(stages: bytes, field: str) -> None:
+    error = refused(b'{"model":"demo","prompt":"x","stages":' + stages + b"}")
+    assert error.field == field
+    assert '{"punctuate": false}' in (error.hint or "")
 
 
 @pytest.mark.parametrize(
