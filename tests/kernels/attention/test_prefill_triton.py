@@ -5,6 +5,7 @@ from functools import partial
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -135,9 +136,17 @@ def test_a_row_is_the_same_in_any_batch_and_any_chunk(
     assert torch.equal(mixed[10:], whole[30:60])
 
 
+def rows_alone(a: Any, b: Any, **more: Any) -> Any:
+    """Return the product of two matrices, each element of which is summed in the same order."""
+    return np.einsum("ik,kj->ij", a, b, **more)
+
+
 def test_a_block_is_a_chunk_and_a_larger_one_gives_the_same_bits(
     monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:
+    # numpy's BLAS, which computes the products of the interpreter, may round the rows of a larger
+    # block in another way. Of the kernel itself each row is computed alone.
+    monkeypatch.setattr(np, "matmul", rows_alone)
     constants, _ = prefill_plan(2, 1, 32, torch.bfloat16)
     assert constants["BLOCK_M"] == PREFILL_CHUNK_TOKENS
     made = stage([150], device, dtype=torch.bfloat16)
