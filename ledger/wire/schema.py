@@ -607,7 +607,7 @@ class Input(Frame):
     caller: Caller | None = None
 
 
-@frame(32)
+@frame(64)
 class InputStored(Frame):
     """The answer to Input: the number of bytes of the input that are durable."""
 

@@ -33,7 +33,7 @@ LIMITED = {
     "Open.stages": MAX_STAGE_SWITCHES,
 }
 """Lists that the codec bounds and the schema does not."""
-HEAD = "// Written by `python -m tests.web.generate` from ledger/wire/tailrace.bare.\n\n"
+HEAD = "// Written by `make schemas`.\n\n"
 RECEIVED = {of.tag for of in (Snapshot, StreamError, Heartbeat, Opened, Status, Hello)}
 """Tags of frames that clients receive besides logged ones; a page needs no others at first."""
 PRIMITIVES = {

@@ -1,4 +1,4 @@
-// Written by `python -m tests.web.generate` from ledger/wire/tailrace.bare.
+// Written by `make schemas`.
 
 /** Integers above 2^53-1 come as a bigint, whatever is said here; none occurs in
  * practice but as a seed, which says so. */

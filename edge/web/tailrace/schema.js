@@ -1,6 +1,6 @@
-// Written by `python -m tests.web.generate` from ledger/wire/tailrace.bare.
+// Written by `make schemas`.
 
-export const SCHEMA_ID = "f12757963ff8ea71";
+export const SCHEMA_ID = "09ed79bb66365d17";
 
 export const TYPES = {
   StreamId: "data[16]",

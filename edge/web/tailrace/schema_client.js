@@ -1,4 +1,4 @@
-// Written by `python -m tests.web.generate` from ledger/wire/tailrace.bare.
+// Written by `make schemas`.
 
 export const TYPES = {
   Durability: "relaxed process power",
@@ -27,7 +27,7 @@ export const TYPES = {
   Detach: "20",
   Steer: "21 stream:StreamId token:optional<str> text:str caller:optional<Caller>",
   Input: "31 stream:StreamId token:optional<str> offset:uint data:data last:bool caller:optional<Caller>",
-  InputStored: "32 stream:StreamId bytes:uint complete:bool",
+  InputStored: "64 stream:StreamId bytes:uint complete:bool",
   Challenge: "23 nonce:data[32]",
   Proof: "26 mac:data[32]",
   Pass: "27 mac:data[32]",
@@ -38,7 +38,7 @@ export const TYPES = {
 /** Tags of the frames of a stream's log, each of which has an index. */
 export const LOGGED = new Set([0, 1, 3, 4, 5, 6, 15, 24, 25, 29]);
 /** Tags of the frames after which nothing more comes on their corr. */
-export const CLOSING = new Set([1, 2, 10, 14, 32]);
+export const CLOSING = new Set([1, 2, 10, 14, 64]);
 /** Tags of the frames that a client may send. */
 export const CLIENT = new Set([11, 16, 17, 18, 19, 20, 21, 31]);
 /** Fields of the body of POST /v1/generate. */

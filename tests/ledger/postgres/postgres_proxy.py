@@ -32,11 +32,15 @@ class Proxy:
         self._mark = b""
         self.cuts = 0
         self.was_cut = asyncio.Event()
+        self.is_open = asyncio.Event()
+        """New connections wait until it is set."""
+        self.is_open.set()
+        self._closes = False
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def cut_next(self, when: Cut, mark: bytes) -> None:
-        """Lose the next connection whose client sends `mark`."""
-        self._cut, self._mark = when, mark
+    def cut_next(self, when: Cut, mark: bytes, *, closes: bool = False) -> None:
+        """Lose the next connection whose client sends `mark`; `closes`: accept no other then."""
+        self._cut, self._mark, self._closes = when, mark, closes
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -56,6 +60,7 @@ class Proxy:
         task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self.is_open.wait()
         up_reader, up_writer = await asyncio.open_unix_connection(self._server / SOCKET)
         silent = asyncio.Event()
         back = asyncio.create_task(self._answers(up_reader, writer, silent))
@@ -64,6 +69,8 @@ class Proxy:
                 if self._cut is not Cut.NEVER and self._mark in data:
                     when, self._cut = self._cut, Cut.NEVER
                     self.cuts += 1
+                    if self._closes:
+                        self.is_open.clear()
                     self.was_cut.set()
                     if when is Cut.AFTER:
                         silent.set()

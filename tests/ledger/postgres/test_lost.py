@@ -101,11 +101,12 @@ async def test_another_origin_that_takes_over_meanwhile_fences_what_was_not_stor
 ) -> None:
     await ledger.create(new())
     other = await PostgresBackend(database).open()
-    proxy.cut_next(Cut.BEFORE, token(0).frame)
+    proxy.cut_next(Cut.BEFORE, token(0).frame, closes=True)
     appending = asyncio.create_task(ledger.append(tokens(A, [0])))
     await proxy.was_cut.wait()
     epoch = await other.take_over(A)
     assert await other.append(tokens(A, [0], epoch)) == []
+    proxy.is_open.set()  # now the append is repeated
     [refusal] = await appending
     assert isinstance(refusal.error, StaleEpoch)
     assert await everything(other, A) == [token(0)]
