@@ -55,7 +55,7 @@ HEADERS: dict[str, tuple[str, Schema]] = {
     ),
     IGNORED: ("The names of parameters that had no effect.", STRING),
     "X-Request-Id": ("The id of the request: the client's own, or a new one.", STRING),
-    "Request-Id": ("The same, as Anthropic's API names it.", STRING),
+    "Request-Id": ("The id of the request, as Anthropic's API names it.", STRING),
     "X-Vercel-AI-UI-Message-Stream": ("The version of the AI SDK's protocol.", STRING),
     "Retry-After": ("Seconds to wait before the next attempt.", COUNT),
     "Retry-After-Ms": ("Milliseconds to wait before the next attempt.", COUNT),
@@ -209,13 +209,13 @@ def _security_schemes() -> dict[str, Any]:
             "type": "apiKey",
             "in": "header",
             "name": "Tailrace-Key",
-            "description": "The same, if the header Authorization is used for something else.",
+            "description": "An API key, if the header Authorization is used for something else.",
         },
         X_API_KEY: {
             "type": "apiKey",
             "in": "header",
             "name": "X-Api-Key",
-            "description": "The same, as clients of Anthropic's API send it.",
+            "description": "An API key, as clients of Anthropic's API send it.",
         },
         TOKEN: {
             "type": "apiKey",
@@ -227,7 +227,7 @@ def _security_schemes() -> dict[str, Any]:
             "type": "apiKey",
             "in": "query",
             "name": "token",
-            "description": "The same, if headers cannot be set, as in a page's EventSource.",
+            "description": "A resume token, if headers cannot be set, as in a page's EventSource.",
         },
     }
 

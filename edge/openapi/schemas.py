@@ -219,8 +219,8 @@ def _frame_events() -> Schemas:
     names = [*made]
     made["GenerateEvent"] = {
         "description": "One event of a stream: its `event:`, `id:` and `data:` (as JSON). The"
-        " first line of a body is `retry: 500`, and a comment `: ping` comes after 4 to 6 s of"
-        " silence.",
+        " first line of a body is `retry:` with a random time of 500 to 2000 ms, and a comment"
+        " `: ping` comes after 4 to 6 s of silence.",
         "anyOf": [ref(name) for name in names],
     }
     made["GenerateLine"] = record(
