@@ -191,7 +191,7 @@ class PairPlan:
     """Number of programs that have packed rows of the first linear."""
     next_programs: int
     steps: int
-    """Lines (128 inputs each) of the first linear's input row per warp."""
+    """Number of lines (128 inputs each) of the first linear's input row that a warp multiplies."""
     next_steps: int
     registers: int
     """Maximum registers per thread."""

@@ -20,7 +20,7 @@ ROWS_TYPES = {
     "out_ptr": "*fp32",
     "rows": "i32",
 }
-"""Triton types of the run-time arguments of both kernels for several rows, by name."""
+"""Triton types of the run-time arguments of `ternary_gemm_kernel` and `ternary_rows_kernel`."""
 
 
 def check_linear(

@@ -3,5 +3,5 @@
 from __future__ import annotations
 
 CACHED_TOKENS = "cached-tokens"
-"""Class of the Call. Its name is the id of a stream that has ended, in hex, its body a Resume frame
-of this stream, and its answer a decimal number."""
+"""Class of the Call that asks for the cached tokens of an ended stream. Its name is the stream's id
+in hex, its body a Resume frame of the stream, and its answer a decimal number."""

@@ -3,4 +3,4 @@
 from __future__ import annotations
 
 OWN_USAGE = "usage"
-"""Class of the object, named `own`, that returns the usage of the caller's own API key."""
+"""Class of the object that returns the usage of the caller's API key; its name is `own`."""

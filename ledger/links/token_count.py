@@ -3,4 +3,5 @@
 from __future__ import annotations
 
 TOKEN_COUNT = "token-count"
-"""Class of the Call: the name is the model, the body an Open frame, the answer a decimal number."""
+"""Class of the Call that asks for the number of tokens of a prompt. Its name is that of the model,
+its body an Open frame with the prompt, and its answer a decimal number."""

@@ -43,7 +43,7 @@ class Owned:
 
 
 class SqliteObjects:
-    """The object store over the storage and the group commit of a ledger."""
+    """The object store of a ledger file, which uses the ledger's storage and its group commit."""
 
     def __init__(
         self,

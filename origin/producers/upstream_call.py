@@ -41,7 +41,7 @@ from tailrace.origin.producers.upstream_reply import (
 from tailrace.origin.tool_calls import CallPiece, read_calls, read_functions
 
 NO_TOP_K = -1
-"""The `top_k` that turns the filter off; SGLang refuses 0, vLLM and llama.cpp accept both."""
+"""The `top_k` that turns the filter off for every server; 0 does, too, but SGLang refuses it."""
 MAX_SEED = 2**31 - 1
 """Maximum seed that is sent. Seeds have 64 bits here, but some servers store them as signed 32-bit
 integers."""

@@ -12,7 +12,7 @@ DECREASE = 7 / 8
 DECREASE_DIVISOR = 8
 MEAN_GAIN = 1 / 8
 AIM = 0.85
-"""The limits aim at this share of `Limits.step_seconds`, since some steps take longer than most."""
+"""Share of `Limits.step_seconds` that is the target of the limits, since some steps take longer."""
 STARTED_STEPS_PER_RAISE = 32
 """Number of consecutive steps within the target time after which one more run may be started.
 The number is high, since a started run is decoded until it ends."""

@@ -85,9 +85,9 @@ class PagePool:
         return pages
 
     def publish(self, page: int, key: bytes) -> None:
-        """Let others find a full page that is held.
+        """Let `find` return a full page that a run holds.
 
-        Of two pages with the same key, the first stays.
+        Of two pages with the same key, `find` returns the one that was published first.
         """
         if self._holders[page] < 1:
             raise ValueError(f"page {page} has no holder")

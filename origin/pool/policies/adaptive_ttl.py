@@ -52,7 +52,10 @@ Costs = list[float]
 
 
 class _Sums:
-    """Decayed sums of the cost of each TTL above the optimum, and the number of gaps in them."""
+    """For each TTL, the decayed sum over gaps of how much more it cost than the optimum.
+
+    `gaps` is the number of these gaps, decayed in the same way.
+    """
 
     def __init__(self) -> None:
         self.sums: Costs = [0.0] * len(SHARES)

@@ -99,10 +99,11 @@ class BreakEven(FixedTtl):
 
 
 class GreedyDual:
-    """Chooses the idle model to evict: lowest clock + frequency * cost / size.
+    """Chooses the idle model to evict: that of the lowest priority.
 
-    The clock is the priority of the last evicted model, so models without requests age. A model
-    stays until its memory is needed.
+    The priority of a model is clock + frequency * cost / size, computed at its last request. The
+    clock is the priority of the last evicted model, so models without requests age. A model stays
+    until its memory is needed.
     """
 
     name = "greedy-dual"
