@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict
 
+from tailrace.origin.pipelines.speech.items import Speech, Transcript
 from tailrace.origin.pipelines.stage import Item
 
 T = TypeVar("T")
@@ -23,7 +24,7 @@ class _Holder(BaseModel, Generic[T]):
 
 _HOLDERS: dict[str, type[_Holder[Any]]] = {
     kind.__name__: _Holder.__class_getitem__(kind)  # type: ignore[misc]
-    for kind in get_args(Item)
+    for kind in (*get_args(Item), Speech, Transcript)
 }
 
 

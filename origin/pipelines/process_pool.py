@@ -69,10 +69,10 @@ class StageProcess:
         await self.ask(process, order, None)
         return process, key
 
-    def forget(self, process: asyncio.subprocess.Process, key: int) -> None:
+    def forget(self, process: asyncio.subprocess.Process, key: int, has_ended: bool) -> None:
         """Drop a stage object, unless its process has ended."""
         if process.returncode is None:
-            forgetting = asyncio.ensure_future(self._ask(process, Forget(key), None))
+            forgetting = asyncio.ensure_future(self._ask(process, Forget(key, has_ended), None))
             self._forgetting.add(forgetting)
             forgetting.add_done_callback(self._forgetting.discard)
             forgetting.add_done_callback(_ignore)
@@ -193,7 +193,7 @@ class RemoteStage(Stage[StageOptions]):
         """Let the other process forget the object."""
         self._home.objects -= 1
         if self._place is not None:
-            self._home.forget(*self._place)
+            self._home.forget(*self._place, has_ended)
 
     async def _asked(self, item: Item) -> AsyncIterator[Item]:
         if self._place is None:

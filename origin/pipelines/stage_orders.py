@@ -42,9 +42,10 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """An order to drop the stage object `key`, whose stream has ended."""
+    """An order to close and drop the stage object `key`; `has_ended` as for `Stage.close`."""
 
     key: int
+    has_ended: bool
 
 
 Order = Begin | Process | Forget
@@ -83,8 +84,9 @@ class StageObjects:
                 recipe = Recipe.model_validate_json(order.recipe)
                 context = StageContext(order.name, order.stream, recipe, None)
                 self._stages[order.key] = order.stage(order.options, context)
-            case Forget(key=key):
-                self._stages.pop(key, None)
+            case Forget(key=key, has_ended=has_ended):
+                if (dropped := self._stages.pop(key, None)) is not None:
+                    dropped.close(has_ended)
             case Process(key=key, item=item):
                 stage = self._stages[key]
                 made = stage.finish(item) if isinstance(item, End) else stage.process(item)

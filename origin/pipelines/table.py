@@ -13,6 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from tailrace.ledger.errors import ConfigError
 from tailrace.ledger.process.settings import finding
 from tailrace.ledger.validation import closest_name
+from tailrace.origin.pipelines.speech.debounce import Debounce
+from tailrace.origin.pipelines.speech.punctuate import Punctuate
+from tailrace.origin.pipelines.speech.transcribe import Transcribe
+from tailrace.origin.pipelines.speech.voice_activity import VoiceActivity
 from tailrace.origin.pipelines.stage import AnyStage, Stage, StageOptions
 from tailrace.origin.pipelines.stages.blocklist import Blocklist
 from tailrace.origin.pipelines.stages.classifier import Classifier
@@ -29,6 +33,10 @@ SHIPPED: Mapping[str, type[AnyStage]] = {
     "classifier": Classifier,
     "group": Group,
     "markdown-safe": MarkdownSafe,
+    "voice-activity": VoiceActivity,
+    "transcribe": Transcribe,
+    "punctuate": Punctuate,
+    "debounce": Debounce,
 }
 """The stages that a settings file can name without a module."""
 MAX_STAGES = 16

@@ -1,0 +1,1 @@
+"""Stages that turn sound into text."""
