@@ -27,7 +27,7 @@ NPM_INSTALL := npm install --no-package-lock --ignore-scripts --no-audit --no-fu
 AOT_PATH := $(if $(AOT_TRITON),$(abspath $(VENV)/triton-$(AOT_TRITON)))
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check schemas docs docs-serve aot wheel dist bench-frame bench-decode bench-resume bench-ledger bench-stream-http bench-path bench-edge bench-worker bench-telemetry bench-kill bench-kill-workers bench-core bench-engine bench-formats bench-scheduler bench-warm bench-pipeline bench-readers soak soak-edge soak-models soak-disk bench-gpu clean
+.PHONY: help up test check schemas docs docs-serve aot wheel dist bench-frame bench-decode bench-resume bench-ledger bench-stream-http bench-path bench-edge bench-worker bench-telemetry bench-kill bench-kill-workers bench-core bench-engine bench-formats bench-scheduler bench-warm bench-pipeline bench-speech bench-readers soak soak-edge soak-models soak-disk bench-gpu clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -122,6 +122,9 @@ bench-warm: $(DEV) ## put generated arrivals through the keep-alive policies, be
 
 bench-pipeline: $(DEV) ## time the tokens of 100 streams through a pipeline, and kill its worker and its model meanwhile
 	@$(BIN)/python tests/bench/bench_pipeline.py $(ARGS)
+
+bench-speech: $(DEV) ## measure the stages of speech: processor time, words that are right, and how many live streams run
+	@$(BIN)/python tests/bench/bench_speech.py $(ARGS)
 
 bench-readers: $(DEV) ## time a reader that comes late: a replay of 50,000 tokens, and a snapshot in one frame; the usage of 10,000 streams under kills; 2,000 readers of one stream, and of one chat
 	@$(BIN)/python tests/bench/bench_readers.py $(ARGS)

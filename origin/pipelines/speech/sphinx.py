@@ -35,7 +35,7 @@ FRAME_MS = 10
 """Length of the frames of the decoder, in ms."""
 WORD_PENALTY = 0.002
 """Factor for the probability of one more word of a grammar. The library's own, 0.65, hears more
-words than there are: see tests/bench/speech.md."""
+words than there are: see tests/bench/SPEECH.md."""
 _ALTERNATIVE = re.compile(r"\(\d+\)$")
 _GRAMMAR_NAME = "grammar"
 

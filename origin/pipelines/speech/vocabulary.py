@@ -1,4 +1,4 @@
-"""What a recogniser can hear: the files of its model, and the words or sentences that it knows."""
+"""The vocabulary of a recogniser: the files of its model, and its words or sentences."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _GRAMMAR_WORD = re.compile(r"<[^>]*>|[\w'.-]+")
 
 
 class VocabularyOptions(StageOptions):
-    """The options that say what a recogniser can hear."""
+    """The options that choose the model and the vocabulary of a recogniser."""
 
     words: tuple[str, ...] = Field(
         (),

@@ -75,6 +75,27 @@ class ShoutOutside(Shout):
     kind = StageKind.CPU
 
 
+class Leaves(Stage[StageOptions]):
+    """Passes on text in a process of its own; when it is closed, it writes to the file so named."""
+
+    kind = StageKind.CPU
+
+    def __init__(self, options: StageOptions, context: StageContext) -> None:
+        """Begin without a file."""
+        super().__init__(options, context)
+        self._file = Path()
+
+    def process(self, item: Item) -> Iterable[Item]:
+        """Note the file."""
+        if isinstance(item, Text):
+            self._file = Path(item.text.strip())
+        return (item,)
+
+    def close(self, has_ended: bool) -> None:
+        """Write whether the stream has ended."""
+        self._file.write_text(str(has_ended))
+
+
 class Sleeps(Stage[StageOptions]):
     """Passes on items in a process of its own, and never returns at the word `hang`."""
 

@@ -23,7 +23,15 @@ from tailrace.origin.pipelines.runner import RunningStage, outputs
 from tailrace.origin.pipelines.stage import AnyStage, Prompt, StageContext
 from tailrace.origin.producer import End, Remark, RunFate, Text
 from tests.e2e.test_processes import children_of
-from tests.origin.pipelines.staged import PassOn, ShoutOutside, Sleeps, Words, run, running
+from tests.origin.pipelines.staged import (
+    Leaves,
+    PassOn,
+    ShoutOutside,
+    Sleeps,
+    Words,
+    run,
+    running,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -120,3 +128,11 @@ async def test_a_stream_that_is_given_up_leaves_its_process_to_the_others(
         End(),
     ]
     assert pool.least_loaded().objects == 0
+
+
+async def test_a_stage_in_a_process_is_closed(pool: ProcessPool, tmp_path: Path) -> None:
+    note = tmp_path / "closed"
+    await run([running(Words), outside(pool, Leaves)], str(note))
+    # The order to close was sent before this stream begins, on the same pipe.
+    await run([running(Words), outside(pool, ShoutOutside)], "one")
+    assert note.read_text() == "True"

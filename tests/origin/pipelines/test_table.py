@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tailrace.ledger.errors import ConfigError
 from tailrace.origin.config import OriginConfig, PipelineConfig
+from tailrace.origin.pipelines.speech import library
 from tailrace.origin.pool.model_table import load_tables
 from tailrace.origin.workers.program import TEXT, makes_tokens, program, settings_of
 
@@ -149,6 +152,55 @@ def test_a_stage_without_repeatable_outputs_is_not_first_behind_an_input(tmp_pat
     with pytest.raises(ConfigError, match="this stage is not deterministic"):
         load_tables(written(tmp_path, begins + pipeline(SCATTERS, HEXES)))
     assert "safe" in load_tables(written(tmp_path, begins + pipeline(HEXES, SCATTERS)))
+
+
+DETECTS = 'stage = "voice-activity"'
+HEARS = 'stage = "transcribe"\nwords = ["one", "two"]'
+CAPTIONS = '[pipelines.safe]\ninput = "pcm"\n'
+
+
+def test_a_pipeline_of_speech_needs_no_model(tmp_path: Path) -> None:
+    others = ('stage = "punctuate"\noptional = true', 'stage = "debounce"\nms = 100')
+    text = CAPTIONS + pipeline(DETECTS, HEARS, *others)
+    assert list(load_tables(written(tmp_path, text))) == ["safe"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (pipeline(DETECTS, HEARS), r'needs the bytes of an input \(add input = "pcm"'),
+        (CAPTIONS + pipeline(HEARS + "\noptional = true"), "a model cannot be optional"),
+        (CAPTIONS + pipeline(DETECTS, HEARS + '\ngrammar = "no.jsgf"'), "words and grammar"),
+        (CAPTIONS + pipeline(DETECTS, 'stage = "transcribe"\nwords = ["xyzzy"]'), "xyzzy"),
+        (CAPTIONS + pipeline(DETECTS + "\nsilence_ms = 30", HEARS), "silence_ms"),
+        (CAPTIONS + pipeline(DETECTS, HEARS, 'stage = "debounce"\nms = 20'), "ms"),
+    ],
+)
+def test_a_pipeline_of_speech_that_cannot_work_is_refused(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_tables(written(tmp_path, text))
+
+
+def test_stages_of_speech_name_the_missing_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "NAME", "a_package_that_nobody_has")
+    with pytest.raises(ConfigError, match=r"install tailrace\[speech\]"):
+        load_tables(written(tmp_path, CAPTIONS + pipeline(DETECTS, HEARS)))
+
+
+def test_checking_a_pipeline_of_speech_does_not_import_the_library(tmp_path: Path) -> None:
+    file = written(tmp_path, CAPTIONS + pipeline(DETECTS, HEARS))
+    code = (
+        "import sys; from pathlib import Path; from tailrace.origin.pool.model_table import"
+        f" load_tables; load_tables(Path({str(file)!r})); print({library.NAME!r} in sys.modules)"
+    )
+    made = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert made.stdout == "False\n"
 
 
 def test_a_class_of_ones_own_is_a_stage(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ SPEEDS = (120, 150, 180)
 UTTERANCES = 3
 WORDS = 5
 LEAST_ACCURACY = 0.85
-"""Share of the words that must be right; 0.926 was measured (tests/bench/speech.md)."""
+"""Share of the words that must be right; 0.926 was measured (tests/bench/SPEECH.md)."""
 
 
 def heard(pcm: bytes, size: int = 3_200, **options: object) -> list[Item]:
