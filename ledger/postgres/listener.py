@@ -1,4 +1,4 @@
-"""Wakes the watchers of streams that another origin appends to, or has other readers of.
+"""Wakes the watchers of a stream when another origin appends to it, or its readers there change.
 
 A notification (LISTEN/NOTIFY) only names streams. One query reads the changes of all streams that
 were named since the last query. Notifications may be lost with the connection, so all watched

@@ -121,9 +121,10 @@ def _from_byte_level(word: str) -> bytes:
 
 @cache
 def _byte_of() -> dict[str, int]:
-    """Return the byte that each of GPT-2's characters stands for: printable Latin-1 is itself.
+    """Return the byte that each of the characters in GPT-2's vocabulary stands for.
 
-    The other bytes have characters from U+0100 on.
+    A printable character of Latin-1 stands for its own byte; characters from U+0100 on stand for
+    the other bytes.
 
     This is `bytes_to_unicode` of the code of Radford et al., Language Models are Unsupervised
     Multitask Learners, 2019 (https://github.com/openai/gpt-2).

@@ -32,7 +32,7 @@ REPRESENTATIVE_CV = 2.0
 """Coefficient of variation of the bins' counts below which the histogram is not used."""
 FORECAST_PREWARM, FORECAST_KEEP = 0.85, 0.30
 FORECAST_WEIGHT = 0.3
-"""Weight of the newest gap in the forecast."""
+"""Weight of the newest gap in the forecast of the next one."""
 
 
 @dataclass(frozen=True)
