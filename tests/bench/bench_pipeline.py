@@ -1,18 +1,30 @@
-"""Measure what a pipeline costs, and kill its worker, its stage and its model while it runs.
+"""Measure what pipelines cost: of text and of speech, also while their processes are killed.
 
     python tests/bench/bench_pipeline.py [--streams 100] [--tokens 300] [--rounds 3] [--kills 6]
+        [--speakers 100] [--seconds 30] [--only text|captions]
 
-Origin, workers and edge are real processes on loopback, and the ledger is a file. A producer gives
-words of a known text at a pace of 20 a second to each of the streams, which begin together. They
-are read by HTTP/1.1 as server-sent events: once from the producer itself, and once from a pipeline
-around it, which has a blocklist with 1,000 phrases that masks one word of the text.
+Origin, workers and edge are real processes on loopback, and the ledger is a file.
+
+Text: a producer gives words of a known text at a pace of 20 a second to each of the streams, which
+begin together. They are read by HTTP/1.1 as server-sent events: once from the producer itself, and
+once from a pipeline around it, which has a blocklist with 1,000 phrases that masks one word of the
+text.
 
 - `stage_overhead_us` is the processor time in us that the pipeline adds to each token: of origin,
   workers and edge together, with the second write to the ledger.
-- `interim_p95_ms` is how long after its time a word reaches its reader through the pipeline, and
-  `direct_p95_ms` the same without one. `final_p95_ms` is that of the end of a stream.
-- `lost` and `changed` count the words of all streams that are missing or other than they should
-  be, after as many kills as `--kills` says, of the pipeline's worker and the model's in turn.
+- `word_p95_ms` is how long after its time a word reaches its reader through the pipeline, and
+  `direct_p95_ms` the same without one. `end_p95_ms` is that of the end of a stream.
+
+Captions: each of the speakers sends sound made by espeak-ng in real time, in pieces of 100 ms over a
+WebSocket of its own, and reads its captions there (`pipeline_captions`).
+
+- `interim_p95_ms` is how long after the piece of sound that it follows an interim text has come,
+  and `final_p95_ms` the same for final ones. `captions_cpu` is the number of processors that edge,
+  origin and workers kept busy.
+
+`lost` and `changed` count what is missing or other than it should be: the characters of the texts
+and the revisions of the captions, all of them again while processes are killed in turn, `--kills`
+times: the pipeline's worker and the model's, and the captions' worker and the process of a stage.
 
 It ends with one line of JSON; medians of the rounds.
 """
@@ -40,8 +52,15 @@ sys.path.insert(0, str(ROOT))
 from tailrace.origin.producer import About, End, Output, Request, Resumption, Text  # noqa: E402
 from tests.bench.machine import print_line  # noqa: E402
 from tests.bench.measured import cpu_s  # noqa: E402
+from tests.bench.pipeline_captions import SETTINGS as CAPTIONS  # noqa: E402
+from tests.bench.pipeline_captions import (  # noqa: E402
+    caption_all,
+    kill_in_turn,
+    prepared,
+)
 from tests.e2e.processes import Edge, Origin, running  # noqa: E402
 from tests.e2e.sse import SSE, events  # noqa: E402
+from tests.e2e.test_processes import children_of  # noqa: E402
 
 WORDS = ("the", " river", " ran", " down", " to", " a", " mill", ",", " and", " turned", " it")
 BLOCKED = "mill"
@@ -178,8 +197,8 @@ def p95(values: list[float]) -> float:
     return statistics.quantiles(values, n=20)[-1]
 
 
-async def measure(options: argparse.Namespace, folder: Path) -> dict[str, object]:
-    """Return the figures."""
+async def measure_text(options: argparse.Namespace, folder: Path) -> dict[str, float]:
+    """Return the figures of text."""
     settings = folder / "tailrace.toml"
     settings.write_text(SETTINGS)
     origin = Origin(folder / "data", config=settings)
@@ -196,9 +215,9 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, object
             for name, value in (
                 ("stage_overhead_us", piped_us - direct_us),
                 ("direct_us", direct_us),
-                ("interim_p95_ms", p95(piped.late_ms)),
+                ("word_p95_ms", p95(piped.late_ms)),
                 ("direct_p95_ms", p95(direct.late_ms)),
-                ("final_p95_ms", p95(piped.end_ms)),
+                ("end_p95_ms", p95(piped.end_ms)),
             ):
                 figures.setdefault(name, []).append(value)
         print(f"{options.kills} kills", file=sys.stderr)
@@ -206,7 +225,50 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, object
     right = expected(options.tokens, masked=True)
     lost, changed = differences(outcome.texts, right, options.streams)
     medians = {name: round(statistics.median(each), 1) for name, each in figures.items()}
-    return {"streams": options.streams, **medians, "lost": lost, "changed": changed}
+    return {"text_streams": options.streams, **medians, "lost": lost, "changed": changed}
+
+
+async def measure_captions(options: argparse.Namespace, folder: Path) -> dict[str, float]:
+    """Return the figures of captions."""
+    settings = folder / "captions.toml"
+    settings.write_text(CAPTIONS)
+    origin = Origin(folder / "captions", config=settings)
+    edge = Edge(origin)
+    print("making the speech", file=sys.stderr)
+    sounds = prepared(options.seconds)
+    async with running(origin, edge):
+        await origin.saw("worker.ready", 1)
+        await caption_all(edge, len(sounds), sounds)  # starts the processes of the stages
+        print(f"{options.speakers} speakers", file=sys.stderr)
+        captioned = [*pids(origin, edge), *children_of(pids(origin, edge)[-1])]
+        before_s, began_s = sum(map(cpu_s, captioned)), time.perf_counter()
+        quiet = await caption_all(edge, options.speakers, sounds)
+        cpu = (sum(map(cpu_s, captioned)) - before_s) / (time.perf_counter() - began_s)
+        print(f"{options.kills} kills", file=sys.stderr)
+        # Fewer speakers: a killed process has all of their sound to hear again.
+        few = max(1, options.speakers // 4)
+        speaking = asyncio.ensure_future(caption_all(edge, few, sounds))
+        await kill_in_turn(origin, options.kills, options.seconds)
+        killed = await speaking
+    return {
+        "streams": options.speakers,
+        "interim_p95_ms": round(p95(quiet.interim_ms), 1),
+        "final_p95_ms": round(p95(quiet.final_ms), 1),
+        "captions_cpu": round(cpu, 2),
+        "lost": quiet.lost + killed.lost,
+        "changed": quiet.changed + killed.changed,
+    }
+
+
+async def measure(options: argparse.Namespace, folder: Path) -> dict[str, float]:
+    """Return the figures of the parts that were chosen."""
+    parts = []
+    if options.only != "text":
+        parts.append(await measure_captions(options, folder))
+    if options.only != "captions":
+        parts.append(await measure_text(options, folder))
+    wrong = {name: sum(part[name] for part in parts) for name in ("lost", "changed")}
+    return {name: value for part in parts for name, value in part.items()} | wrong
 
 
 def main() -> None:
@@ -216,6 +278,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=300, help="words of each (default 300)")
     parser.add_argument("--rounds", type=int, default=3, help="number of rounds (default 3)")
     parser.add_argument("--kills", type=int, default=6, help="number of kills (default 6)")
+    parser.add_argument("--speakers", type=int, default=100, help="captioned (default 100)")
+    parser.add_argument("--seconds", type=float, default=30, help="of each speaker (default 30)")
+    parser.add_argument("--only", choices=("text", "captions"), help="one part (default both)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         figures = asyncio.run(measure(options, Path(folder)))

@@ -6,7 +6,7 @@ import hashlib
 import os
 import shutil
 from base64 import b64encode
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -30,8 +30,12 @@ def program() -> str:
 
 
 @asynccontextmanager
-async def browser(certificate: Path, *ports: int) -> AsyncIterator[Browser]:
+async def browser(
+    certificate: Path, *ports: int, more: Sequence[str] = ()
+) -> AsyncIterator[Browser]:
     """One that trusts the certificate, and speaks HTTP/3 to localhost at `ports`, and nowhere else.
+
+    `more` are further arguments for it.
 
     A browser does not follow Alt-Svc to a certificate that no authority has signed, so it is told.
     """
@@ -48,6 +52,7 @@ async def browser(certificate: Path, *ports: int) -> AsyncIterator[Browser]:
         *(("--enable-quic", f"--origin-to-force-quic-on={quic}") if ports else ("--disable-quic",)),
         "--host-resolver-rules=MAP localhost 127.0.0.1",
         f"--ignore-certificate-errors-spki-list={key_hash(certificate)}",
+        *more,
     ]
     async with async_playwright() as playwright:
         launched = await playwright.chromium.launch(executable_path=program(), args=arguments)
