@@ -15,8 +15,8 @@ text.
 - `word_p95_ms` is how long after its time a word reaches its reader through the pipeline, and
   `direct_p95_ms` the same without one. `end_p95_ms` is that of the end of a stream.
 
-Captions: each of the speakers sends sound made by espeak-ng in real time, in pieces of 100 ms over a
-WebSocket of its own, and reads its captions there (`pipeline_captions`).
+Captions: each of the speakers sends sound made by espeak-ng in real time, in pieces of 100 ms over
+a WebSocket of its own, and reads its captions there (`pipeline_captions`).
 
 - `interim_p95_ms` is how long after the piece of sound that it follows an interim text has come,
   and `final_p95_ms` the same for final ones. `captions_cpu` is the number of processors that edge,

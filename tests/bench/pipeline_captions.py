@@ -33,6 +33,7 @@ from tailrace.ledger.frame import (
     split,
     to_error,
 )
+from tailrace.origin import producer
 from tailrace.origin.pipelines.stage import AnyStage, Item
 from tailrace.origin.producer import Data, End
 from tests.bench.bench_speech import BYTES_PER_MS, PIECE_MS, WORDS, local_stages, spoken
@@ -87,12 +88,14 @@ def prepared(seconds: float) -> list[Spoken]:
 
 
 def _heard(pcm: bytes) -> Spoken:
-    stages, made = local_stages(WORDS), []
+    stages, revisions = local_stages(WORDS), list[tuple[str, bool, int]]()
     last = (len(pcm) - 1) // PIECE_BYTES
     for nth in range(last + 1):
         piece = Data(pcm[nth * PIECE_BYTES : (nth + 1) * PIECE_BYTES])
-        made += [(item, nth) for item in _through(stages, [piece], ends=nth == last)]
-    return Spoken(pcm, tuple((one.text, one.final, nth) for one, nth in made))
+        for made in _through(stages, [piece], ends=nth == last):
+            assert isinstance(made, producer.Revision)
+            revisions.append((made.text, made.final, nth))
+    return Spoken(pcm, tuple(revisions))
 
 
 def _through(stages: Sequence[AnyStage], items: Iterable[Item], *, ends: bool) -> list[Item]:
@@ -187,5 +190,5 @@ async def kill_in_turn(origin: Origin, kills: int, seconds: float) -> None:
             await origin.saw("worker.ready", len(ready) + 1)
         else:
             lost = origin.count("stage.process_lost")
-            os.kill(children_of(worker)[0], signal.SIGKILL)
+            os.kill(min(children_of(worker)), signal.SIGKILL)
             await origin.saw("stage.process_lost", lost + 1)

@@ -52,7 +52,7 @@ export function Captions() {
       <${Waveform} levels=${captioning.levels} />
       ${captioning.error && html`<${Fault} error=${captioning.error} />`}
     </section>
-    <p class="caption" aria-live="polite" aria-label="Text">${captioning.finals.join("")}<span class="soft">${captioning.interim}</span></p>
+    <div class="caption" role="log" aria-label="Text">${captioning.finals.join("")}<span class="soft">${captioning.interim}</span></div>
     <section class="card">
       <h2>Revisions</h2>
       <dl class="stats">

@@ -7,6 +7,7 @@ import pickle
 import pytest
 
 from tailrace.origin.pipelines.item_json import items_json, parsed_items
+from tailrace.origin.pipelines.moderation import Action
 from tailrace.origin.pipelines.speech.items import Speech, Transcript, Word
 from tailrace.origin.pipelines.stages.blocklist import Blocklist, BlocklistOptions
 from tailrace.origin.producer import Data, Revision
@@ -28,6 +29,6 @@ def test_items_are_those_that_other_stages_know() -> None:
 
 
 def test_a_blocklist_keeps_the_time_and_the_stability_of_a_result() -> None:
-    options = BlocklistOptions(words=("b",), action="mask")
+    options = BlocklistOptions(words=("b",), action=Action.MASK)
     made = synchronous(running(Blocklist, options=options).stage, [HEARD])
     assert made == [Transcript("a *", False, 0.5, HEARD.words, 40, is_cut=True)]
