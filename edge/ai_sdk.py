@@ -27,6 +27,9 @@ from tailrace.edge.chats.chat_id import check_chat
 from tailrace.edge.chats.routes import stop
 from tailrace.edge.errors import AI_SDK_PATH, OLLAMA, error_response
 from tailrace.edge.generate.encoders import Encoder, FrameEncoder
+from tailrace.edge.generate.group_encoder import grouped
+from tailrace.edge.generate.group_request import GROUP, GroupField, grouping_of, parse_group
+from tailrace.edge.generate.grouping import Grouping
 from tailrace.edge.generate.params import parse_flag, read_body
 from tailrace.edge.generate.schema import Count, Settings
 from tailrace.edge.generate.snapshot import as_snapshot, as_text
@@ -242,6 +245,7 @@ class ChatBody(Settings, OpenAiBody):
         json_schema_extra={"items": TOOL_SCHEMA},
     )
     tool_choice: Any = None
+    group: GroupField = GROUP
 
 
 def to_open(body: ChatBody, key: str | None, caller: Caller | None) -> Open:
@@ -354,7 +358,8 @@ async def send(request: Request) -> Response:
     body.model = body.model or _only_model(request)
     wanted = to_open(body, request.headers.get("Idempotency-Key"), caller_of(request))
     chat = None if body.id is None else check_chat(body.id)
-    return await _answered(request, wanted, headers, chat)
+    grouping = grouping_of(body.group)
+    return await _answered(request, wanted, headers, chat, grouping=grouping)
 
 
 async def resume(request: Request) -> Response:
@@ -367,12 +372,13 @@ async def resume(request: Request) -> Response:
     chat = check_chat(request.path_params["id"])
     token = request.headers.get("Tailrace-Token")
     snapshot = parse_flag(request.query_params.getlist("snapshot"), "snapshot")
+    grouping = parse_group(request.query_params)
     try:
         found = await read_turns(request, chat, "tail=1")
         for turn in found["turns"]:
             stream = bytes.fromhex(turn["stream"])
             wanted = Resume(stream, token=token, caller=caller_of(request))
-            return await _answered(request, wanted, {}, snapshot=snapshot)
+            return await _answered(request, wanted, {}, snapshot=snapshot, grouping=grouping)
     except NotFound:
         pass
     return Response(status_code=204, headers=NO_STORE)
@@ -395,6 +401,7 @@ async def _answered(
     chat: str | None = None,
     *,
     snapshot: bool = False,
+    grouping: Grouping | None = None,
 ) -> Response:
     """Return the response with the stream: as parts of a message, or as frames if requested.
 
@@ -402,7 +409,7 @@ async def _answered(
     a part of the response can resume it.
     """
     as_frames = FRAMES_TYPE in request.headers.get("Accept", "")
-    encoder: Encoder = FrameEncoder() if as_frames else UiEvents()
+    encoder = grouped(FrameEncoder() if as_frames else UiEvents(), grouping)
     if snapshot:
         folded = as_snapshot if as_frames else as_text
         encoder = SnapshotEncoder(encoder, folded)

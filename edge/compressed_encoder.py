@@ -64,7 +64,7 @@ class CompressedEncoder(Encoder):
 
     __slots__ = (
         *("_compressor", "_end", "_header", "_inner", "_is_caught_up", "_is_used"),
-        *("ends_by_204", "headers", "media_type", "shows_corr"),
+        *("ends_by_204", "headers", "hold_s", "media_type", "shows_corr"),
     )
 
     def __init__(self, inner: Encoder, *, always: bool = False) -> None:
@@ -73,6 +73,7 @@ class CompressedEncoder(Encoder):
         self.media_type = inner.media_type
         self.ends_by_204 = inner.ends_by_204
         self.shows_corr = inner.shows_corr
+        self.hold_s = inner.hold_s
         self.headers = VARY
         self._is_used = always
         self._compressor: _Compressor | None = None
@@ -110,6 +111,15 @@ class CompressedEncoder(Encoder):
         if not self._is_caught_up and tag in LOGGED:
             self._is_caught_up = index_of(frames[-1]) + 1 >= self._end
         return data
+
+    @property
+    def first_held(self) -> int | None:
+        """The index of the oldest frame that the inner encoder holds back."""
+        return self._inner.first_held
+
+    def release(self) -> bytes:
+        """Return the text that the inner encoder holds back, as blocks."""
+        return self.blocks(self._inner.release())
 
     def keepalive(self) -> bytes:
         """Return the keepalive of the inner encoder, as a block."""

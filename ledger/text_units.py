@@ -44,3 +44,13 @@ ENDS: Mapping[Unit, re.Pattern[str]] = {
     Unit.PARAGRAPH: re.compile(_PARAGRAPH_END),
 }
 """Patterns that match the end of a unit: its last characters, and the white space after them."""
+
+
+def unsettled_from(text: str) -> int:
+    """Return the position from which more text may complete the end of a unit.
+
+    `text` has no end of a unit. An end that later text completes begins at the last character that
+    is neither white space nor a closing mark, or behind it. So a search in the longer text can
+    begin there.
+    """
+    return max(0, len(text.rstrip().rstrip(_CLOSING_MARKS)) - 1)

@@ -58,7 +58,10 @@ RETRYABLE_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 State = Literal["connecting", "open", "waiting", "resumed", "ended"]
 OnState = Callable[[State, str], None]
 StreamFrame = Logged | Snapshot
-"""A frame that a reader of a stream can get; a Snapshot only if the reader has requested one."""
+"""A frame that a reader of a stream can get; a Snapshot only if the reader has requested a snapshot
+or grouped text."""
+Group = Literal["word", "phrase", "sentence", "paragraph"] | Mapping[str, str | int]
+"""How an edge groups text: a unit, or a mapping such as `{"by": "sentence", "ms": 200}`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +190,12 @@ def unreachable(url: str, error: httpx.TransportError) -> Unavailable:
 
 def token_header(token: str | None) -> dict[str, str]:
     return {} if token is None else {"Tailrace-Token": token}
+
+
+def group_params(group: Group | None) -> dict[str, str | int]:
+    """Return the parameters of a query that say how the edge groups text."""
+    fields = {"by": group} if isinstance(group, str) else dict(group or {})
+    return {"group" if name == "by" else f"group_{name}": fields[name] for name in fields}
 
 
 def check_schema(schema: str | None) -> None:
@@ -335,17 +344,20 @@ class Stream:
         token: str | None = None,
         snapshot: bool = False,
         begin: Mapping[str, int] | None = None,
+        group: Group | None = None,
     ) -> None:
         """Create a stream to read: an existing `stream`, a branch of `parent`, or a new one.
 
-        `token` is the resume token of the stream or of its parent.
+        `token` is the resume token of the stream or of its parent. `group` says how the edge groups
+        the text, in every connection.
         """
         self.id = stream
         self.token = token
         self.resumes = 0
         self.end: StreamEnd | None = None
         self._edges = edges
-        self._body = body
+        self._body = body if body is None or group is None else {**body, "group": group}
+        self._group = group_params(group)
         self._idempotency_key = idempotency_key
         self._parent = parent
         self._snapshot = snapshot
@@ -486,8 +498,8 @@ class Stream:
                 headers |= token_header(self.token)
             return http.build_request("POST", f"{url}{path}", headers=headers, json=self._body)
         after = self._position.after
-        params = {} if after is None else {"after": after}
-        params |= self._begin or {}
+        params: dict[str, str | int] = {} if after is None else {"after": after}
+        params |= {**(self._begin or {}), **self._group}
         if self._snapshot:
             params["snapshot"] = 1
         return http.build_request(
@@ -611,6 +623,7 @@ class Client:
         cache: str | None = None,
         stages: Mapping[str, bool] | None = None,
         chat: str | None = None,
+        group: Group | None = None,
         idempotency_key: str | None = None,
         **sampling: Unpack[SamplingSettings],
     ) -> Stream:
@@ -618,7 +631,8 @@ class Client:
 
         Two calls with the same `idempotency_key` read the same stream. `chat` is the id of the chat
         that gets the stream as a turn. `stages` has False for each optional stage of a pipeline
-        that is to be skipped.
+        that is to be skipped. With `group`, such as "sentence", the edge joins the text of
+        consecutive frames: each piece of several frames is one Snapshot.
         """
         fields = {
             "model": model,
@@ -638,7 +652,8 @@ class Client:
             **sampling,
         }
         body = {name: value for name, value in fields.items() if value is not None}
-        return Stream(self._edges, body=body, idempotency_key=idempotency_key or uuid4().hex)
+        key = idempotency_key or uuid4().hex
+        return Stream(self._edges, body=body, idempotency_key=key, group=group)
 
     def resume(
         self,
@@ -649,13 +664,14 @@ class Client:
         snapshot: bool = False,
         tail: int | None = None,
         since: datetime | None = None,
+        group: Group | None = None,
     ) -> Stream:
         """Return an existing stream, to be read after the frame with the index `after`.
 
         Without `after`, the stream is read from its start. Instead of `after`, `tail` gives the
         number of newest frames to begin with, or `since` the time at or after which the first frame
         was stored. `since` must have a time zone. With `snapshot`, one Snapshot with the text so
-        far replaces the existing frames with text.
+        far replaces the existing frames with text. `group` is that of `generate`.
 
         Raises:
             CallerError: More than one of `after`, `tail` and `since` is given, or `since` has no
@@ -671,7 +687,13 @@ class Client:
                 )
             begin = {"since": int(since.timestamp() * 1000)}
         return Stream(
-            self._edges, stream=stream, after=after, token=token, snapshot=snapshot, begin=begin
+            self._edges,
+            stream=stream,
+            after=after,
+            token=token,
+            snapshot=snapshot,
+            begin=begin,
+            group=group,
         )
 
     def branch(
@@ -684,6 +706,7 @@ class Client:
         instruction: str | None = None,
         max_tokens: int | None = None,
         stop: str | Sequence[str] | None = None,
+        group: Group | None = None,
         idempotency_key: str | None = None,
         **sampling: Unpack[SamplingSettings],
     ) -> Stream:
@@ -692,7 +715,7 @@ class Client:
         The request is sent when the first frame of the new stream is read. The model continues
         after `text`, as if the model had written it, or after `instruction` as the user's next
         message. Settings that are not given are those of the existing stream, except that the seed
-        is new. `token` is the resume token of the existing stream.
+        is new. `token` is the resume token of the existing stream. `group` is that of `generate`.
         """
         fields = {
             "index": index,
@@ -704,7 +727,9 @@ class Client:
         }
         body = {name: value for name, value in fields.items() if value is not None}
         key = idempotency_key or uuid4().hex
-        return Stream(self._edges, body=body, idempotency_key=key, parent=stream, token=token)
+        return Stream(
+            self._edges, body=body, idempotency_key=key, parent=stream, token=token, group=group
+        )
 
     async def cancel(self, stream: str, token: str | None = None) -> Status:
         """End a stream for all its readers; a stream that has ended is not changed."""

@@ -70,6 +70,9 @@ class Encoder(Protocol):
     """True if the body contains the correlation ids of frames. The edge then replaces the ids that
     its link to the origin uses by those that the client knows."""
 
+    hold_s: float | None = None
+    """Maximum time for which `frames` holds text back, in seconds; None if it holds back none."""
+
     def opened(self, opened: Opened) -> None:
         """Note that the stream was opened. Called once, before every other method."""
 
@@ -81,6 +84,15 @@ class Encoder(Protocol):
 
         The first call may be without frames. It then returns the bytes that begin the body, if any.
         """
+
+    @property
+    def first_held(self) -> int | None:
+        """The index of the oldest frame that `frames` holds back; None if it holds back none."""
+        return None
+
+    def release(self) -> bytes:
+        """Encode all text that is held back. Called when its first frame has waited `hold_s`."""
+        return b""
 
     def keepalive(self) -> bytes:
         """Return a keepalive: bytes that carry no frame of the stream."""

@@ -22,6 +22,9 @@ from tailrace.edge.generate.encoders import (
     SseEncoder,
     stream_headers,
 )
+from tailrace.edge.generate.group_encoder import grouped
+from tailrace.edge.generate.group_request import parse_group
+from tailrace.edge.generate.grouping import Grouping
 from tailrace.edge.generate.json_lines import JsonLinesEncoder
 from tailrace.edge.generate.params import (
     View,
@@ -236,17 +239,17 @@ def _fields(collected: Collected) -> dict[str, object]:
 def open_request(
     body: bytes, key: str | None, caller: Caller | None, media_type: str | None = None
 ) -> Start:
-    """Return the Open and the chat of a POST; `key` is the value of its Idempotency-Key header."""
+    """Return what a POST asks for; `key` is the value of its Idempotency-Key header."""
     # An origin starts no second stream for the same key. So the edge, which generates a key if the
     # client has sent none, can send the request again when the link to the origin breaks.
     ours = token_hex(16) if key is None else check_idempotency_key(key)
     if media_type == FRAMES_TYPE:
-        wanted, chat = parse_open(body), None
-        if key is not None or wanted.idempotency_key is None:
-            wanted = replace(wanted, idempotency_key=ours)
+        start = Start(parse_open(body))
+        if key is not None or start.wanted.idempotency_key is None:
+            start = Start(replace(start.wanted, idempotency_key=ours))
     else:
-        wanted, chat = parse_generate(body, idempotency_key=ours)
-    return Start(replace(wanted, caller=caller), chat)
+        start = parse_generate(body, idempotency_key=ours)
+    return start._replace(wanted=replace(start.wanted, caller=caller))
 
 
 def resume_request(
@@ -290,8 +293,8 @@ async def start(request: Request) -> Response:
     body = await read_body(request)
     key = request.headers.get("Idempotency-Key")
     media_type = request.headers.get("Content-Type")
-    wanted, chat = open_request(body, key, caller_of(request), media_type)
-    return await _answer(request, view, wanted, chat=chat)
+    wanted, chat, grouping = open_request(body, key, caller_of(request), media_type)
+    return await _answer(request, view, wanted, chat=chat, grouping=grouping)
 
 
 async def read(request: Request) -> Response:
@@ -314,7 +317,7 @@ async def read(request: Request) -> Response:
         snapshot=parse_flag(query.getlist("snapshot"), "snapshot"),
     )
     check_starting_point(wanted, after="after", tail="tail", since="since")
-    return await _answer(request, view, wanted)
+    return await _answer(request, view, wanted, grouping=parse_group(query))
 
 
 async def cancel(request: Request) -> Response:
@@ -333,7 +336,7 @@ async def branch(request: Request) -> Response:
     view = choose_view(request.headers.get("Accept"))
     body = await read_body(request)
     key = request.headers.get("Idempotency-Key")
-    wanted, chat = parse_branch(
+    wanted, chat, grouping = parse_branch(
         body,
         parse_stream_id(request.path_params["id"]),
         request.headers.get("Tailrace-Token"),
@@ -341,7 +344,7 @@ async def branch(request: Request) -> Response:
     )
     snapshot = parse_flag(request.query_params.getlist("snapshot"), "snapshot")
     wanted = replace(wanted, caller=caller_of(request))
-    return await _answer(request, view, wanted, chat=chat, snapshot=snapshot)
+    return await _answer(request, view, wanted, chat=chat, snapshot=snapshot, grouping=grouping)
 
 
 async def steer(request: Request) -> Response:
@@ -385,14 +388,16 @@ async def _answer(
     *,
     chat: str | None = None,
     snapshot: bool = False,
+    grouping: Grouping | None = None,
 ) -> Response:
     """Return a response that shows the stream of `wanted` in the given view.
 
     `chat` is the id of the chat that gets the stream as a turn, if any. `snapshot` is True if a new
     branch begins with one frame that holds the text which the branch shares with its parent.
+    `grouping` has no effect on a document, which has the whole text.
     """
     if view is not View.JSON:
-        encoder: Encoder = ENCODERS[view]()
+        encoder = grouped(ENCODERS[view](), grouping)
         if snapshot or (isinstance(wanted, Resume) and wanted.snapshot):
             encoder = SnapshotEncoder(encoder)
         if chat is None:

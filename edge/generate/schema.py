@@ -17,6 +17,8 @@ from pydantic_core import from_json, to_json
 
 from tailrace.edge.access.key_class import bound_class, class_for, with_class
 from tailrace.edge.chats.chat_id import check_chat
+from tailrace.edge.generate.group_request import GROUP, GroupBody, GroupField, grouping_of
+from tailrace.edge.generate.grouping import Grouping
 from tailrace.edge.session import caller_not_allowed
 from tailrace.edge.unread import DEFAULT_AFTER_S
 from tailrace.ledger.errors import CallerError, FrameError
@@ -247,6 +249,7 @@ class GenerateBody(Settings):
         None, description='an object such as {"json_schema": {...}} or {"regex": "[0-9]+"}'
     )
     chat: str | None = CHAT
+    group: GroupField = GROUP
 
     def to_open(self, *, idempotency_key: str) -> Open:
         return replace(
@@ -275,6 +278,7 @@ class BranchBody(Settings):
         None, description="an integer from 0 to 20: the number of alternatives to each token"
     )
     chat: str | None = CHAT
+    group: GroupField = GROUP
 
     def to_branch(self, stream: bytes, token: str | None, *, idempotency_key: str) -> Open:
         """Return the Open frame of a branch of `stream`; `token` is the stream's resume token."""
@@ -290,6 +294,7 @@ INNER: dict[str, type[BaseModel]] = {
     "messages": MessageBody,
     "format": FormatBody,
     "unread": UnreadBody,
+    "group": GroupBody,
 }
 
 
@@ -302,40 +307,47 @@ class SteerBody(BaseModel):
 
 
 class Start(NamedTuple):
-    """A request for a stream, and the id of the chat that gets the stream as a turn, if any."""
+    """A request for a stream: its Open, and choices that concern the edge alone.
+
+    `chat` is the id of the chat that gets the stream as a turn, if any. `grouping` says how the
+    text of the response is grouped, if it is.
+    """
 
     wanted: Open
     chat: str | None = None
+    grouping: Grouping | None = None
 
 
 def parse_generate(body: bytes, *, idempotency_key: str) -> Start:
-    """Return the Open frame and the chat of a request body.
+    """Return what a request body asks for.
 
     Raises CallerError, which names the first invalid field and what would be right.
     """
     given = _parse(GenerateBody, body, GENERATE_EXAMPLE)
-    return _start(given.to_open(idempotency_key=idempotency_key), given.chat)
+    return _start(given.to_open(idempotency_key=idempotency_key), given)
 
 
 def parse_branch(body: bytes, stream: bytes, token: str | None, *, idempotency_key: str) -> Start:
-    """Return the Open frame and the chat of a request to branch `stream`.
+    """Return what the body of a request to branch `stream` asks for.
 
     `token` is the resume token of `stream`.
 
     Raises CallerError, which names the first invalid field and what would be right.
     """
     given = _parse(BranchBody, body, BRANCH_EXAMPLE)
-    return _start(given.to_branch(stream, token, idempotency_key=idempotency_key), given.chat)
+    return _start(given.to_branch(stream, token, idempotency_key=idempotency_key), given)
 
 
-def _start(wanted: Open, chat: str | None) -> Start:
+def _start(wanted: Open, given: GenerateBody | BranchBody) -> Start:
+    chat = given.chat
     if chat is not None and wanted.n > 1:
         raise CallerError(
             f"is {wanted.n}, but a turn of a chat is one stream",
             field="n",
             hint="leave out n or chat",
         )
-    return Start(wanted, None if chat is None else check_chat(chat, "chat"))
+    checked = None if chat is None else check_chat(chat, "chat")
+    return Start(wanted, checked, grouping_of(given.group))
 
 
 def parse_open(body: bytes) -> Open:

@@ -13,7 +13,7 @@ from tailrace.ledger.frame import Opened
 class SnapshotEncoder(Encoder):
     """Merges the frames that existed when the stream was opened, and encodes all with `inner`."""
 
-    __slots__ = ("_inner", "_merge", "ends_by_204", "media_type", "shows_corr")
+    __slots__ = ("_inner", "_merge", "ends_by_204", "hold_s", "media_type", "shows_corr")
 
     def __init__(self, inner: Encoder, folded: Folded = as_snapshot) -> None:
         self._inner = inner
@@ -21,6 +21,7 @@ class SnapshotEncoder(Encoder):
         self.media_type = inner.media_type
         self.ends_by_204 = inner.ends_by_204
         self.shows_corr = inner.shows_corr
+        self.hold_s = inner.hold_s
 
     def opened(self, opened: Opened) -> None:
         """Note how many frames the stream has now: these will be merged."""
@@ -37,6 +38,15 @@ class SnapshotEncoder(Encoder):
             return self._inner.frames(frames)
         ready = self._merge.add(frames)
         return self._inner.frames(ready) if ready else b""
+
+    @property
+    def first_held(self) -> int | None:
+        """The index of the oldest frame that the inner encoder holds back."""
+        return self._inner.first_held
+
+    def release(self) -> bytes:
+        """Return the encoded text that the inner encoder holds back."""
+        return self._inner.release()
 
     def keepalive(self) -> bytes:
         """Return the keepalive of the inner encoder."""

@@ -20,6 +20,8 @@ from starlette.routing import Route
 from tailrace.edge.access.middleware import caller_of
 from tailrace.edge.errors import openai_error
 from tailrace.edge.generate.encoders import stream_headers
+from tailrace.edge.generate.group_encoder import grouped
+from tailrace.edge.generate.group_request import grouping_of, parse_group
 from tailrace.edge.generate.params import read_body
 from tailrace.edge.generate.routes import MAX_DOCUMENT_BYTES, Collected, collect, resume_request
 from tailrace.edge.openai.chunks import (
@@ -60,7 +62,7 @@ class Dialect:
     """One route of OpenAI's API: how its requests are parsed, and how its answers look."""
 
     body: type[Any]
-    """The pydantic model of a request: a `StreamedSettings` with a method `opens`."""
+    """The pydantic model of a request: a `ChoiceSettings` with a method `opens`."""
     example: str
     """A valid request body, which error messages show."""
     shape: AnswerShape
@@ -152,9 +154,11 @@ async def _start(dialect: Dialect, request: Request) -> Response:
     if not parsed.stream:
         return await unless_disconnected(request, _whole(dialect, link, opens, headers))
     options = parsed.stream_options or StreamOptions()
+    grouping = grouping_of(parsed.group)
     if len(opens) == 1 and opens[0].n == 1:
-        return StreamAnswer(opens[0], dialect.encoder(options), headers)
-    return MergedAnswer(dialect.shape, opens, headers, usage=bool(options.include_usage))
+        return StreamAnswer(opens[0], grouped(dialect.encoder(options), grouping), headers)
+    include_usage = bool(options.include_usage)
+    return MergedAnswer(dialect.shape, opens, headers, usage=include_usage, grouping=grouping)
 
 
 async def _read(dialect: Dialect, request: Request) -> Response:
@@ -163,8 +167,9 @@ async def _read(dialect: Dialect, request: Request) -> Response:
     resume, encoder = dialect.resume(
         request.path_params["id"], request.query_params.multi_items(), token, caller_of(request)
     )
+    grouping = parse_group(request.query_params)
     if encoder is not None:
-        return StreamAnswer(resume, encoder)
+        return StreamAnswer(resume, grouped(encoder, grouping))
     with Reader(link_of(request)) as reader:
         opened = await unless_disconnected(request, reader.open(replace(resume, follow=False)))
         headers = stream_headers(opened)

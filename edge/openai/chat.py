@@ -25,8 +25,8 @@ from tailrace.edge.openai.messages import (
 )
 from tailrace.edge.openai.request import (
     ALL_THERE_IS,
+    ChoiceSettings,
     MaxTokens,
-    StreamedSettings,
     open_of,
     output_format,
 )
@@ -36,7 +36,7 @@ from tailrace.ledger.frame import Caller, Open, OutputFormat, TokenScores, ToolC
 EXAMPLE = '{"model": "demo", "messages": [{"role": "user", "content": "Hello"}]}'
 
 
-class ChatBody(StreamedSettings):
+class ChatBody(ChoiceSettings):
     """The JSON body of a request."""
 
     cannot: ClassVar = {

@@ -19,7 +19,7 @@ from tailrace.edge.openai.chunks import (
     AnswerShape,
     text_of,
 )
-from tailrace.edge.openai.request import TEXTS, MaxTokens, StreamedSettings, open_of, read_texts
+from tailrace.edge.openai.request import TEXTS, ChoiceSettings, MaxTokens, open_of, read_texts
 from tailrace.edge.sse import finite
 from tailrace.ledger.frame import Caller, Open, TokenScores
 
@@ -32,7 +32,7 @@ MAX_PROMPTS = 2048
 """Maximum number of prompts of a request, the same as OpenAI's."""
 
 
-class CompletionBody(StreamedSettings):
+class CompletionBody(ChoiceSettings):
     """The JSON body of a request."""
 
     cannot: ClassVar = {"echo": (False,), "suffix": ("",), "best_of": (1,), "logit_bias": ({},)}

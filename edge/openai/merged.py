@@ -13,6 +13,8 @@ from typing import Any
 from starlette.responses import Response
 
 from tailrace.edge.generate.encoders import stream_headers
+from tailrace.edge.generate.group_encoder import grouped
+from tailrace.edge.generate.grouping import Grouping
 from tailrace.edge.openai.chunks import (
     AnswerShape,
     ChunkEncoder,
@@ -42,16 +44,23 @@ class MergedAnswer(StreamingAnswer["MergedStreams"]):
         headers: Mapping[str, str],
         *,
         usage: bool,
+        grouping: Grouping | None = None,
     ) -> None:
-        """Prepare the response; with `usage` it ends with the token counts of all streams."""
+        """Prepare the response; with `usage` it ends with the token counts of all streams.
+
+        `grouping` says how the text of each stream is grouped, if it is.
+        """
         super().__init__(headers)
         self._shape = shape
         self._opens = opens
         self._usage = usage
+        self._grouping = grouping
 
     def source(self, parts: ResponseParts) -> MergedStreams:
         """Return the `ResponseSource` that sends the response."""
-        return MergedStreams(parts, self._shape, self._opens, usage=self._usage)
+        return MergedStreams(
+            parts, self._shape, self._opens, usage=self._usage, grouping=self._grouping
+        )
 
     def begin(self, source: MergedStreams) -> None:
         """Send the first prompt to an origin."""
@@ -84,7 +93,15 @@ class LaneEncoder(ChunkEncoder):
 class Lane:
     """The `ResponseWriter` of one stream of a response that shows several."""
 
-    def __init__(self, merged: MergedStreams, prompt: int, choice: int, *, usage: bool) -> None:
+    def __init__(
+        self,
+        merged: MergedStreams,
+        prompt: int,
+        choice: int,
+        *,
+        usage: bool,
+        grouping: Grouping | None = None,
+    ) -> None:
         self.merged = merged
         self.prompt = prompt
         self.choice = choice
@@ -92,8 +109,8 @@ class Lane:
         self.encoder.lane = self
         parts = merged.parts
         self.reader = StreamReader(
-            *(parts.link, parts.batch, parts.deadlines, self, self.encoder, (), nothing),
-            parts.metrics,
+            *(parts.link, parts.batch, parts.deadlines, self),
+            *(grouped(self.encoder, grouping), (), nothing, parts.metrics),
         )
 
     def start(self, status: int, headers: Headers) -> None:
@@ -131,12 +148,19 @@ class MergedStreams:
     """
 
     def __init__(
-        self, parts: ResponseParts, shape: AnswerShape, opens: Sequence[Open], *, usage: bool
+        self,
+        parts: ResponseParts,
+        shape: AnswerShape,
+        opens: Sequence[Open],
+        *,
+        usage: bool,
+        grouping: Grouping | None = None,
     ) -> None:
         self.parts = parts
         self.shape = shape
         self._opens = opens
         self._usage = usage
+        self._grouping = grouping
         self._next = 0  # number of the prompt that is sent to an origin next
         self._choices = 1  # number of choices for each prompt
         self._lanes: dict[Lane, None] = {}
@@ -157,7 +181,7 @@ class MergedStreams:
         self._lane(prompt, prompt * self._choices).reader.ask(wanted)
 
     def _lane(self, prompt: int, choice: int) -> Lane:
-        lane = Lane(self, prompt, choice, usage=self._usage)
+        lane = Lane(self, prompt, choice, usage=self._usage, grouping=self._grouping)
         self._lanes[lane] = None
         return lane
 

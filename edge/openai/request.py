@@ -17,6 +17,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import to_json
 
+from tailrace.edge.generate.group_request import GROUP, GroupField
 from tailrace.edge.generate.params import check_idempotency_key
 from tailrace.edge.generate.schema import Count, Settings, read_object
 from tailrace.ledger.errors import CallerError
@@ -57,6 +58,12 @@ class StreamedSettings(Settings, OpenAiBody):
     stream_options: StreamOptions | None = Field(
         None, description='an object such as {"include_usage": true}'
     )
+
+
+class ChoiceSettings(StreamedSettings):
+    """Parameters of a route that answers with choices, streamed in chunks or as one document."""
+
+    group: GroupField = GROUP
 
 
 Body = TypeVar("Body", bound=OpenAiBody)

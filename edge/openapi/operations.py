@@ -20,6 +20,7 @@ from tailrace.edge.errors import (
     MESSAGES_PATH,
     RESPONSES_PATH,
 )
+from tailrace.edge.generate.grouping import MAX_GROUP_CHARS, MAX_GROUP_MS
 from tailrace.edge.generate.schema import BRANCH_EXAMPLE, GENERATE_EXAMPLE, STEER_EXAMPLE
 from tailrace.edge.openai import embeddings
 from tailrace.edge.openai.chat import EXAMPLE as CHAT_EXAMPLE
@@ -29,6 +30,7 @@ from tailrace.edge.openapi.errors import ALWAYS, KEYED, MESSAGES_KEYED, ErrorSha
 from tailrace.edge.openapi.schemas import STRING, Schema, ref
 from tailrace.ledger.frame import FRAMES_TYPE
 from tailrace.ledger.links.rights import Right
+from tailrace.ledger.text_units import Unit
 
 JSON = "application/json"
 SSE = "text/event-stream"
@@ -198,6 +200,27 @@ LAST = _query(
     {"type": "string", "enum": ["0", "1"]},
     "1",
 )
+GROUP = (
+    _query(
+        "group",
+        "Join the text of consecutive frames: it is sent when a unit is complete.",
+        {"type": "string", "enum": [unit.value for unit in Unit]},
+        "sentence",
+    ),
+    _query(
+        "group_ms",
+        "Send joined text when its first frame has waited for this many milliseconds.",
+        {"type": "integer", "minimum": 1, "maximum": MAX_GROUP_MS},
+        200,
+    ),
+    _query(
+        "group_chars",
+        "Send joined text when it has this many characters.",
+        {"type": "integer", "minimum": 1, "maximum": MAX_GROUP_CHARS},
+        80,
+    ),
+)
+"""Parameters that group the text of a response. Each one may be left out."""
 LAST_EVENT_ID = _header(
     "Last-Event-ID", "The same as `after`, as a browser's EventSource sends it.", NUMBER_TEXT
 )
@@ -263,7 +286,7 @@ def _generations() -> Iterator[Operation]:
             204: Answer("The stream has ended, and the client has all of it.", (), STREAM_HEADERS),
         },
         Right.READ,
-        (ID, AFTER, SNAPSHOT, TAIL, SINCE, LAST_EVENT_ID),
+        (ID, AFTER, SNAPSHOT, TAIL, SINCE, *GROUP, LAST_EVENT_ID),
         errors=(*KEYED, 404, 406, 413, 416),
         takes_token=True,
     )
@@ -397,6 +420,7 @@ def _openai() -> Iterator[Operation]:
                 STARTING_AFTER,
                 _query("include_usage", "Send a last chunk with the usage.", FLAG, "true"),
                 _query("continuous_usage_stats", "Include the usage so far in each chunk.", FLAG),
+                *GROUP,
             ),
             errors=(*KEYED, 404, 409, 413),
             shape=ErrorShape.OPENAI,
@@ -666,7 +690,7 @@ def _ai_sdk() -> Iterator[Operation]:
         "The answer may still run. The origin remembers it for 24 hours.",
         {200: Answer("The message.", events, headers), 204: Answer("The chat has no answer yet.")},
         Right.READ,
-        (CHAT_ID, SNAPSHOT),
+        (CHAT_ID, SNAPSHOT, *GROUP),
         errors=(*KEYED, 404),
         shape=ErrorShape.AI_SDK,
     )

@@ -63,8 +63,11 @@ class StreamReader:
         "_encoder",
         "_expansion_ratio",
         "_fast_path",
+        "_first_held",
         "_head_only",
         "_headers",
+        "_hold",
+        "_is_overdue",
         "_is_resume",
         "_joined",
         "_last_write_s",
@@ -134,6 +137,11 @@ class StreamReader:
         self._deadline = Deadline(deadlines, self._quiet)
         self._tip = Deadline(deadlines, self._waited_at_tip)
         self._before_end: asyncio.Future[None] | None = None
+        # The text that the encoder holds back: when it is due, and the index of its first frame.
+        holds = encoder.hold_s is not None
+        self._hold = Deadline(deadlines, self._held_long) if holds else None
+        self._first_held: int | None = None
+        self._is_overdue = False  # held text waits until the client reads more
 
     @property
     def protocol(self) -> str:
@@ -200,13 +208,17 @@ class StreamReader:
         if self._fast_path and len(queue) == 1 and self._pass_on(queue[0]):
             queue.clear()
             return
-        if self._closed or not queue:
+        if self._closed or not (queue or self._is_overdue):
             return
         if not self._started:
             self._start()
         if not self._started or self.is_closed or self._awaits_end():
             return
         # Write until writable_bytes() is below 1: only then is drained() called.
+        if self._is_overdue and self._writer.writable_bytes() > 0:
+            self._is_overdue = False
+            if data := self._encoder.release():
+                self._write_data(data)
         while self._queue and (room := self._writer.writable_bytes()) > 0:
             if self._write(room):
                 self._end()
@@ -218,8 +230,10 @@ class StreamReader:
         # frames are short.
         if self._stalled:
             self._queue, self._joined = [b"".join(self._queue)], True
-        self._fast_path = not self._stalled
-        self._last_write_s = self._deadlines.clock_s()
+        if self._hold is None:
+            self._fast_path = not self._stalled
+        else:
+            self._watch_hold(self._hold)
         self._renew()
 
     def _awaits_end(self) -> bool:
@@ -256,7 +270,7 @@ class StreamReader:
             self._writes = writes = self._writes + 1
             if not writes & (writes - 1):
                 self._metrics.wrote(writes)
-        self._last_write_s = self._deadlines.clock_s()
+            self._last_write_s = self._deadlines.clock_s()
         self._passed = passed = self._passed + 1
         self._passed_bytes += len(raw)
         if passed >= CREDIT_UPDATE_FRAMES or self._passed_bytes >= CREDIT_UPDATE_BYTES:
@@ -290,18 +304,40 @@ class StreamReader:
             frames, self._queue = frames[:count], frames[count:]
         self._passed += count
         self._passed_bytes += size
-        data = self._encoder.frames(frames)
-        if data:
+        if data := self._encoder.frames(frames):
             self._expansion_ratio = -(-len(data) // size)
-            self._writer.write(data)
-            self._writes += 1
-            self._metrics.wrote(self._writes)
+            self._write_data(data)
         last = tag_of(frames[-1])
         if last == StreamError.tag:
             _, error = decode(frames[-1])
             assert isinstance(error, StreamError)
             self._metrics.failed(error.code)
         return last in CLOSING
+
+    def _write_data(self, data: bytes) -> None:
+        """Write encoded frames."""
+        self._writer.write(data)
+        self._writes += 1
+        self._metrics.wrote(self._writes)
+        self._last_write_s = self._deadlines.clock_s()
+
+    # ---- text that the encoder holds back ----
+
+    def _watch_hold(self, hold: Deadline) -> None:
+        """Set the deadline of the text that the encoder holds back, if its first frame is new."""
+        first, hold_s = self._encoder.first_held, self._encoder.hold_s
+        if first == self._first_held:
+            return
+        self._first_held, self._is_overdue = first, False
+        if first is None or hold_s is None:
+            hold.clear()
+        else:
+            hold.set(hold_s)
+
+    def _held_long(self) -> None:
+        """Have the held text written, at once or when the client has room again."""
+        self._is_overdue = True
+        self._batch.mark_dirty(self)
 
     # ---- the head ----
 
@@ -396,6 +432,8 @@ class StreamReader:
     def _close(self) -> None:
         self._deadline.end()
         self._tip.end()
+        if self._hold is not None:
+            self._hold.end()
         if self._before_end is not None:
             self._before_end.cancel()
         self._queue = []

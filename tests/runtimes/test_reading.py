@@ -16,6 +16,7 @@ from tailrace.edge.generate.json_lines import line
 from tailrace.ledger.frame import (
     LOGGED,
     SCHEMA_HASH,
+    Snapshot,
     StreamEnd,
     Token,
     decode,
@@ -142,6 +143,39 @@ async def test_a_late_reader_gets_a_tail_a_time_or_a_snapshot(
     assert (snapshot["type"], snapshot["text"]) == ("snapshot", told.text)
     assert (snapshot["first"], snapshot["index"]) == (0, whole.indexes[-2])
     assert end["index"] == whole.indexes[-1]
+
+
+async def test_grouped_text_is_read_on_from_every_index(
+    client: httpx.AsyncClient, script: Scripts
+) -> None:
+    """Whatever a reader has before a cut, the pieces of a resume are the rest."""
+    told = script(16)
+    chars = 3 * len(told.texts[0])
+    body = told.body | {"group": {"by": "paragraph", "chars": chars}}
+    group: dict[str, str | int] = {"group": "paragraph", "group_chars": chars}
+    for view in (SSE, LINES, FRAMES):
+        made = await client.post("/v1/generate", json=body, headers=view)
+        path = f"/v1/generate/{made.headers['Tailrace-Stream']}"
+        whole = _grouped(view, made.content)
+        assert "".join(text for text, _ in whole) == told.text
+        assert 1 < len(whole) < len(told.texts) / 2
+        assert [_grouped(view, (await client.get(path, params=group, headers=view)).content)] == [
+            whole
+        ]
+        for last in (*range(len(told.texts)), *(index for _, index in whole)):
+            params = group | {"after": last}
+            rest = _grouped(view, (await client.get(path, params=params, headers=view)).content)
+            assert "".join(text for text, _ in rest) == "".join(told.texts[last + 1 :])
+
+
+def _grouped(view: dict[str, str], body: bytes) -> list[tuple[str, int]]:
+    """Return the text and the index of each piece in a body."""
+    if view is FRAMES:
+        frames = [frame for _, frame in map(decode, split(body))]
+        return [(one.text, one.index) for one in frames if isinstance(one, Token | Snapshot)]
+    lines = body.decode().splitlines()
+    data = [json.loads(line.removeprefix("data: ")) for line in lines if "{" in line]
+    return [(each["text"], each["index"]) for each in data if "text" in each]
 
 
 async def test_a_branch_is_read_on_from_every_event(runtime: Runtime) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import zstandard
 
-from tailrace.client import Client, SamplingSettings, Stream
+from tailrace.client import Client, Group, SamplingSettings, Stream
 from tailrace.ledger.errors import CallerError, NotFound, SchemaMismatch, TailraceError
 from tailrace.ledger.frame import (
     SAMPLING,
@@ -25,6 +25,7 @@ from tailrace.ledger.frame import (
     Frame,
     Logged,
     Opened,
+    Snapshot,
     StreamEnd,
     Token,
     encode,
@@ -64,10 +65,11 @@ def refused(status: int, code: str, *, retryable: bool, headers: str = "") -> by
 
 @dataclass
 class Request:
-    """Request line and headers that an edge got."""
+    """Request line, headers and body that an edge got."""
 
     line: str
     headers: dict[str, str]
+    body: bytes = b""
 
 
 @dataclass
@@ -85,8 +87,8 @@ class ScriptedEdge:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         line, *fields = head.strip().split("\r\n")
         headers = dict(field.lower().split(": ", 1) for field in fields)
-        await reader.readexactly(int(headers.get("content-length", "0")))
-        self.requests.append(Request(line, headers))
+        body = await reader.readexactly(int(headers.get("content-length", "0")))
+        self.requests.append(Request(line, headers, body))
         answer = self.answers.pop(0)
         if answer is None:
             writer.write(ok(body(FRAMES[0])))
@@ -160,6 +162,24 @@ async def test_a_tail_that_was_cut_goes_on_by_its_index(
     assert stream.next_index == len(FRAMES)
     assert [query in line for line in lines] == [True, True, False]
     assert "after=2" in lines[2]
+
+
+@pytest.mark.parametrize(
+    ("group", "query"),
+    [
+        ("sentence", "group=sentence"),
+        ({"by": "word", "ms": 200, "chars": 80}, "group=word&group_ms=200&group_chars=80"),
+    ],
+)
+async def test_grouped_text_is_requested_again_after_a_cut(group: Group, query: str) -> None:
+    piece = Snapshot(0, "a piece", 2)
+    async with edges([ok(body(piece)), ok(body(*FRAMES[3:]))]) as served:
+        async with Client([served[0].url]) as client:
+            got = [frame async for frame in client.generate(prompt="Once", group=group)]
+        first, second = served[0].requests
+    assert got == [piece, *FRAMES[3:]]
+    assert json.loads(first.body)["group"] == group
+    assert f"?after=2&{query} " in second.line
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Core, QUIET_MS, WINDOW_FRAMES } from "../../edge/web/tailrace/core.js";
 import { TailraceError, unreachable } from "../../edge/web/tailrace/errors.js";
+import { byFetch } from "../../edge/web/tailrace/fetch.js";
 import { smooth } from "../../edge/web/tailrace/smooth.js";
 import { Transcript } from "../../edge/web/tailrace/transcript.js";
 
@@ -299,6 +300,25 @@ test("few large frames fill a window as well", () => {
   core.receive(token(0), 300_000, 0);
   assert.ok(core.full);
   assert.deepEqual(core.allowance, { limit: WINDOW_FRAMES, bytes: 300_000 });
+});
+
+test("a group is part of every request of a stream", () => {
+  const asked = (more) => {
+    let found;
+    const fetch = (url, init) => {
+      found = { url, init };
+      return new Promise(() => {});
+    };
+    byFetch({ url: "/v1/generate", openUrl: "/v1/generate", ...more }, { fetch }, {});
+    return found;
+  };
+  const group = { by: "sentence", ms: 200, chars: null };
+  assert.deepEqual(JSON.parse(asked({ input: { prompt: "Hi" }, group }).init.body), { prompt: "Hi", group });
+  assert.equal(asked({ input: { prompt: "Hi" } }).init.body, '{"prompt":"Hi"}');
+  const url = "/v1/generate/x?";
+  assert.equal(asked({ id: "x", nextIndex: 5, group }).url, `${url}after=4&group=sentence&group_ms=200`);
+  assert.equal(asked({ id: "x", nextIndex: 0, group: "word" }).url, `${url}group=word`);
+  assert.equal(asked({ id: "x", nextIndex: 0 }).url, url);
 });
 
 test("a text has that of snapshots, but for reasoning", () => {

@@ -6,6 +6,7 @@ them to it.
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,8 @@ def _json_type(of: dict[str, Any]) -> str:
         return " | ".join(map(_json_type, of["anyOf"]))
     if "$ref" in of:
         return str(of["$ref"]).rpartition("/")[2]
+    if "enum" in of and of["type"] == "string":
+        return " | ".join(map(json.dumps, of["enum"]))
     if of["type"] == "array":
         return f"readonly ({_json_type(of['items'])})[]"
     if isinstance(of.get("additionalProperties"), dict):

@@ -1,7 +1,8 @@
 /** The routes of this edge, which are those of edge/application.py.
  *
  * A stream's Durable Object (its object) serves events and frames of the stream, but not to readers
- * that ask for `tail`, `since` or `snapshot`. These and all other requests are forwarded to the Tailrace edge behind this Worker (the edge behind).
+ * that ask for `tail`, `since`, `snapshot` or `group`. These and all other requests are forwarded to
+ * the Tailrace edge behind this Worker (the edge behind).
  */
 
 import { SCHEMA_ID } from "../../edge/web/tailrace/wire.js";
@@ -34,8 +35,8 @@ export { StreamObject } from "./stream_object";
 
 const READ = /^\/v1\/generate\/([^/]+)$/;
 const CANCEL = /^\/v1\/generate\/[^/]+\/cancel$/;
-/** Parameters of readers that come late, which the edge behind serves. */
-const LATE = ["tail", "since", "snapshot"];
+/** Parameters of readers that the edge behind serves. */
+const FORWARDED = ["tail", "since", "snapshot", "group", "group_ms", "group_chars"];
 const REQUEST_ID = "X-Request-Id";
 const ID = /^[!-~]{1,128}$/;
 /** Prefixes of the paths that answer a CORS preflight. */
@@ -125,8 +126,12 @@ async function start(request: Request, env: Env): Promise<Response> {
   const headers = forwarded(request);
   headers.set("Accept", view === JSON_VIEW ? JSON_VIEW : FRAMES);
   if (!headers.has("Idempotency-Key")) headers.set("Idempotency-Key", randomKey());
-  const answer = await begin(env, headers, await bodyOf(request, maxBodyBytes(env)));
-  if (view === JSON_VIEW || answer.status !== 200) return answer;
+  const body = await bodyOf(request, maxBodyBytes(env));
+  // The object does not group text, so the edge behind does, and its answer is relayed as it comes.
+  const isGrouped = view !== JSON_VIEW && isJson(headers) && hasGroup(body);
+  if (isGrouped) headers.set("Accept", view);
+  const answer = await begin(env, headers, body);
+  if (view === JSON_VIEW || isGrouped || answer.status !== 200) return answer;
   // The object itself reads the stream from the edge behind, so that reading does not end with this
   // request.
   await answer.body?.cancel();
@@ -141,15 +146,32 @@ async function start(request: Request, env: Env): Promise<Response> {
   });
 }
 
+/** Return false for a body that is an Open frame. */
+function isJson(headers: Headers): boolean {
+  return headers.get("Content-Type") !== FRAMES;
+}
+
+/** Return true if the field `group` of a JSON body is set. */
+function hasGroup(body: Uint8Array): boolean {
+  const text = new TextDecoder().decode(body);
+  if (!text.includes('"group"')) return false; // nearly all bodies, which need not be parsed
+  try {
+    const fields = JSON.parse(text) as { group?: unknown } | null;
+    return (fields?.group ?? null) !== null;
+  } catch {
+    return false; // the edge behind refuses it
+  }
+}
+
 /** GET /v1/generate/{id}: read a stream through its object, or at the edge behind. */
 async function read(request: Request, env: Env, id: string): Promise<Response> {
   const view = chooseView(request.headers.get("Accept"));
   const query = new URL(request.url).searchParams;
   checkStreamId(id);
   parseAfter(query.getAll("after"), request.headers.get("Last-Event-ID"));
-  // The object stores neither times nor snapshots of frames.
-  const isLate = LATE.some((name) => query.has(name));
-  if (view === JSON_VIEW || isLate) return pass(request, env);
+  // The object stores neither times, nor snapshots, nor groups of frames.
+  const isForwarded = FORWARDED.some((name) => query.has(name));
+  if (view === JSON_VIEW || isForwarded) return pass(request, env);
   const asked = new Request(request);
   asked.headers.delete(OPENED); // objects trust this header, so clients must not be able to set it
   return objectOf(env, id).fetch(asked);

@@ -15,11 +15,16 @@ export const SILENCE_MS = 10_000;
  * @property {string} idempotencyKey
  * @property {number} nextIndex
  * @property {boolean} [snapshot] true to get the text so far as one frame
+ * @property {Group} [group] how the edge groups the text
  * @property {number} [tail] the number of the newest frames to begin with
  * @property {number | string} [since] the time of the frames to begin with
  * @property {Record<string, string>} headers
  * @property {string | null} apiKey
  * @property {import("./core.js").Allowance} allowance
+ */
+
+/** A unit of text, or an object of the unit and limits.
+ * @typedef {import("./schema.js").GenerateInput["group"]} Group
  */
 
 /** @typedef {object} Report

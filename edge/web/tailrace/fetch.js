@@ -53,17 +53,20 @@ export function byFetch(asked, system, report) {
  * @returns {[string, RequestInit]}
  */
 function requestOf(asked, signal) {
-  const { url, openUrl, id, input, idempotencyKey, token, nextIndex, snapshot, tail, since, headers } = asked;
+  const { url, openUrl, id, input, idempotencyKey, token, nextIndex, snapshot, group, tail, since, headers } = asked;
   const init = { signal, cache: /** @type {const} */ ("no-store") };
   const accept = { ...headers, Accept: FRAMES };
   if (id) {
     const after = nextIndex ? nextIndex - 1 : undefined;
-    const given = { snapshot: snapshot ? 1 : undefined, after, tail, since };
-    const query = new URLSearchParams(JSON.parse(JSON.stringify(given))); // JSON drops undefined values
+    /** @type {import("./schema.js").GroupBody} */
+    const { by, ms, chars } = typeof group === "string" ? { by: group } : (group ?? {});
+    const given = { snapshot: snapshot ? 1 : null, after, tail, since, group: by, group_ms: ms, group_chars: chars };
+    // The replacer drops what is null or undefined.
+    const query = new URLSearchParams(JSON.parse(JSON.stringify(given, (_, value) => value ?? undefined)));
     return [`${url}/${id}?${query}`, { ...init, headers: { ...accept, ...tokenHeader(token) } }];
   }
   const more = { "Content-Type": "application/json", "Idempotency-Key": idempotencyKey };
-  const body = JSON.stringify(input);
+  const body = JSON.stringify({ ...input, group });
   return [openUrl, { ...init, method: "POST", headers: { ...accept, ...more }, body }];
 }
 

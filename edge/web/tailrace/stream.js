@@ -19,6 +19,8 @@ import { CONNECT, choose, countFetches, worked } from "./transport.js";
  * @property {number | string} [since] begin with the frames of an existing stream that were stored at
  *   or after this time: Unix milliseconds, or a time of RFC 3339
  * @property {boolean} [snapshot] the text that there is already comes as one Snapshot frame
+ * @property {import("./connection.js").Group} [group] the edge joins the text of frames: "sentence", or
+ *   { by: "sentence", ms: 200, chars: 80 }. Several frames come as one Snapshot frame
  * @property {AbortSignal} [signal] detaches when it is aborted
  * @property {(state: State, stream: Stream) => void} [onState] called when `state` or `quiet` has changed
  * @property {Store} [storage] keeps the position for a reload: sessionStorage, or localStorage for all tabs
@@ -322,10 +324,11 @@ export class Stream {
   #dial() {
     const { apiKey = null, openUrl = this.#url, transport = "auto", snapshot, tail, since } = this.#options;
     const { failures, allowance, nextIndex, floats } = this.#core;
+    const group = this.#options.group ?? this.#input?.group ?? undefined;
     const body = this.id ? 0 : 3 * JSON.stringify(this.#input).length;
     const hasSockets = Boolean(this.#system.WebSocket);
     let chosen = transport === "auto" ? choose(this.#url, failures, hasSockets, body) : transport;
-    if (!this.id && (openUrl !== this.#url || this.#input.chat)) chosen = "fetch";
+    if (group || (!this.id && (openUrl !== this.#url || this.#input.chat))) chosen = "fetch";
     if (chosen === "fetch") countFetches(this.#url, 1);
     this.transport = chosen;
     const asked = {
@@ -337,6 +340,7 @@ export class Stream {
       idempotencyKey: this.#idempotencyKey,
       nextIndex,
       snapshot,
+      group,
       ...(floats && { tail, since }),
       headers: this.#headers,
       apiKey,
