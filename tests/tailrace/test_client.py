@@ -87,8 +87,8 @@ class ScriptedEdge:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         line, *fields = head.strip().split("\r\n")
         headers = dict(field.lower().split(": ", 1) for field in fields)
-        body = await reader.readexactly(int(headers.get("content-length", "0")))
-        self.requests.append(Request(line, headers, body))
+        sent = await reader.readexactly(int(headers.get("content-length", "0")))
+        self.requests.append(Request(line, headers, sent))
         answer = self.answers.pop(0)
         if answer is None:
             writer.write(ok(body(FRAMES[0])))

@@ -70,6 +70,11 @@ export interface FormatBody {
   json_schema?: Record<string, unknown> | null;
   regex?: string | null;
 }
+export interface GroupBody {
+  by?: "word" | "phrase" | "sentence" | "paragraph" | null;
+  ms?: number | null;
+  chars?: number | null;
+}
 export interface MessageBody {
   role: string;
   content: string;
@@ -103,4 +108,5 @@ export interface GenerateInput {
   logprobs?: number | null;
   format?: FormatBody | null;
   chat?: string | null;
+  group?: GroupBody | "word" | "phrase" | "sentence" | "paragraph" | null;
 }

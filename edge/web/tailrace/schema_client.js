@@ -42,4 +42,4 @@ export const CLOSING = new Set([1, 2, 10, 14, 64]);
 /** Tags of the frames that a client may send. */
 export const CLIENT = new Set([11, 16, 17, 18, 19, 20, 21, 31]);
 /** Fields of the body of POST /v1/generate. */
-export const REQUEST_FIELDS = "model stop ignore_eos overflow n durability priority cache unread stages temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty seed prompt messages max_tokens logprobs format chat".split(" ");
+export const REQUEST_FIELDS = "model stop ignore_eos overflow n durability priority cache unread stages temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty seed prompt messages max_tokens logprobs format chat group".split(" ");

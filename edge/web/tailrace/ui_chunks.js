@@ -66,6 +66,8 @@ export class UiChunks {
    */
   add(frame, text) {
     switch (frame.type) {
+      case "Snapshot": // the text of several frames
+        return this.add({ ...frame, type: frame.reasoning ? "Reasoning" : "Token" }, text);
       case "Token":
       case "ScoredToken":
       case "Revision":
