@@ -50,12 +50,25 @@ class TimedStage:
     """The time of one stage of a pipeline.
 
     `busy_s` is the time in seconds that its `items` input items took, without the time in which it
-    waited for input, or for room for its output.
+    waited for input, or for room for its output. The item that it processes is not in it.
     """
 
     name: str
     items: int = 0
     busy_s: float = 0.0
+    _since_s: float | None = None
+
+    def start(self, now_s: float) -> None:
+        """Note that the stage works from now on."""
+        self._since_s = now_s
+
+    def stop(self, now_s: float) -> None:
+        """Note that the stage waits from now on; repeated calls change nothing."""
+        self.busy_s, self._since_s = self.so_far_s(now_s), None
+
+    def so_far_s(self, now_s: float) -> float:
+        """Return the busy time up to now, with that of the item that the stage processes."""
+        return self.busy_s + (0.0 if self._since_s is None else now_s - self._since_s)
 
 
 @dataclass(frozen=True, slots=True)

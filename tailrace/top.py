@@ -195,6 +195,8 @@ def _buckets(one: Look) -> list[tuple[float, float]]:
 
 
 ID_CHARS = 12
+LEAST_S = 0.001
+"""Minimum of the seconds that a stream spent in some place to be shown there."""
 GIB = 1 << 30
 
 
@@ -289,6 +291,7 @@ def _gpu(gpu: Document | None) -> tuple[str, str, str]:
 def _streams(told: Document) -> Table:
     words = ("stream", "state", "model", "class", "tenant")
     table = _table(words, ("tokens", "tok/s", "readers", "resumes", "takeovers"))
+    table.add_column("seconds in")
     for row in told["streams"]:
         table.add_row(
             row["id"][:ID_CHARS],
@@ -299,8 +302,16 @@ def _streams(told: Document) -> Table:
             str(row["tokens"]),
             _number(row["tokens_per_s"]),
             *(str(row[key]) for key in ("readers", "resumes", "takeovers")),
+            _spent(row.get("time", {})),  # older origins do not send this field
         )
     return table
+
+
+def _spent(time: Document) -> str:
+    """Return where the time of a stream went, as text of one line."""
+    seconds = {name: value for name, value in time.items() if name != "stages"}
+    seconds |= time.get("stages", {})
+    return ", ".join(f"{name} {value:.2g}" for name, value in seconds.items() if value >= LEAST_S)
 
 
 def _number(value: float | None) -> str:

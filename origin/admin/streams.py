@@ -160,6 +160,7 @@ class LivePages:
             "resumes": progress.resumes,
             "takeovers": max(0, stream.epoch - 1),
             "worker": stream.worker,
+            "time": progress.time_spent(self._runs.clock()),
         }
 
     def _ended(self, ended: EndedStream) -> Document:
@@ -175,6 +176,7 @@ class LivePages:
             "resumes": ended.progress.resumes,
             "takeovers": max(0, ended.epoch - 1),
             "finish_reason": ended.reason.word,
+            "time": ended.progress.time_spent(ended.ended_s),
         }
 
 

@@ -19,6 +19,7 @@ from tailrace.ledger.record_extra import StreamLife
 from tailrace.origin.core.frame_tokens import FrameTokens
 from tailrace.origin.core.poison_streams import Suspicion
 from tailrace.origin.core.states import StreamState
+from tailrace.origin.core.time_spent import TimeSpent
 from tailrace.origin.generations.recipe import Recipe
 from tailrace.origin.generations.stream_log import History
 from tailrace.origin.workers.worker_frame import StageTime, Steer
@@ -127,7 +128,8 @@ class StreamProgress:
     """Time in ms from `began_s` until the stream's first frame that is no notice was released; None
     if it was not released at this origin."""
     stages: tuple[StageTime, ...] = ()
-    """Times of the stages of a pipeline, once its last run has ended."""
+    """Times of the stages of a pipeline in its last run, as the worker has reported them."""
+    time: TimeSpent = field(default_factory=TimeSpent)
     _is_begun: bool = False
 
     def go_on(self, history: History, now_s: float) -> None:
@@ -149,9 +151,17 @@ class StreamProgress:
         self.next_index = index + 1
         if not self._is_begun:
             self._is_begun, self.first_ms = True, self._ms(now_s)
+            self.time.begun(now_s)
         timed = len(self.frame_ms)
         if timed < MAX_TIMED_FRAMES and self.first_timed + timed == index:
             self.frame_ms.append(self._ms(now_s))
+
+    def time_spent(self, now_s: float) -> dict[str, object]:
+        """Return where the time went so far: seconds by part, and `stages` for a pipeline."""
+        parts: dict[str, object] = {**self.time.parts(now_s)}
+        if self.stages:
+            parts["stages"] = {one.stage: one.busy_us / 1e6 for one in self.stages}
+        return parts
 
     def time_s(self, index: int) -> float | None:
         """Return when a frame was released here, by the core's clock; None if that is not kept."""

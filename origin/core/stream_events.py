@@ -170,6 +170,8 @@ class StepDurable:
     worker: int
     step: StepFrames
     refusals: Sequence[Refusal] = ()
+    took_s: float = 0.0
+    """Seconds that the commit of the step took."""
 
 
 @dataclass(frozen=True, slots=True)

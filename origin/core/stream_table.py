@@ -112,7 +112,7 @@ class StreamTable:
         self.left.discard(id_)
         has_producer = epoch is not None
         stream = Stream(id_, recipe, state, has_producer, 1 if epoch is None else epoch)
-        stream.read_s = stream.progress.began_s = now
+        stream.read_s = stream.progress.began_s = stream.progress.time.since_s = now
         self.by_id[id_] = stream
         self.changed(stream)
         if state is StreamState.WAITING:
@@ -264,11 +264,6 @@ class StreamTable:
         """Note a change of a stream that operators can see."""
         self.revision += 1
         stream.progress.revision = self.revision
-
-    def touch(self, stream: bytes) -> None:
-        """Note a change that operators can see, if the stream with this id is here."""
-        if (known := self.by_id.get(stream)) is not None:
-            self.changed(known)
 
     def resumed(self, stream: bytes) -> None:
         """Count that a client has resumed reading a stream."""

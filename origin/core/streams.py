@@ -12,6 +12,7 @@ the origin that took a stream over last is its producer, and appends of the othe
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from math import inf
 from typing import Any, NamedTuple
@@ -47,6 +48,7 @@ from tailrace.origin.core.stream import (
 )
 from tailrace.origin.core.stream_events import Purpose, StreamCommand, StreamHappening
 from tailrace.origin.core.stream_table import Opening, Paused, StreamTable
+from tailrace.origin.core.time_spent import CommitTime
 from tailrace.origin.generations.recipe import Recipe
 from tailrace.origin.generations.stream_log import History
 from tailrace.origin.workers.worker_frame import CancelRun, Emissions, Frame, SetUnread
@@ -127,6 +129,7 @@ class StreamCore:
         self._models = models
         self._paused_s, self._idle_s, self._cold_wait_s = paused_s, idle_s, cold_wait_s
         self._groups = itertools.count(1)  # numbers of the groups of suspects, see `judge`
+        self._commits = defaultdict[int, CommitTime](CommitTime)  # by worker
         self._looks: dict[bytes, Look] = {}
         """Last look-up of each stream that is read here; see `Look`."""
         self._now = -inf
@@ -318,6 +321,8 @@ class StreamCore:
         likely to kill a worker.
         """
         waiting = [stream for stream in streams if self.table.turn(stream, event)]
+        for stream in waiting:
+            stream.progress.time.queued(self._now)
         others = [stream for stream in waiting if stream.standing.group is None]
         others.sort(key=lambda stream: not stream.standing.proven)
         for stream in reversed(others):
@@ -423,6 +428,8 @@ class StreamCore:
         kind = "" if ready is None else ready.kind
         self.table.turn(stream, StreamEvent.CLAIMED)
         stream.progress.go_on(history, self._now)
+        commits = self._commits[stream.worker]
+        stream.progress.time.placed(self._now, commits, is_begun=history.is_begun)
         stream.timed_ms = history.at_ms
         follow_up: list[Frame] = [*stream.steering.orders]
         if stream.unread and kind != TEXT:
@@ -439,6 +446,7 @@ class StreamCore:
     def _refused(self, stream: Stream, error: TailraceError | None) -> None:
         """End, defer, drop or requeue a stream whose claim or frame the ledger has refused."""
         self.table.unplace(stream)
+        stream.progress.time.queued(self._now)
         match error:
             case StreamFull():
                 self._end(stream, FinishReason.LENGTH, error.message)
@@ -516,6 +524,7 @@ class StreamCore:
     ) -> None:
         """Write a stream's end, because no worker can; an accepted cancel replaces `reason`."""
         self.table.unplace(stream)
+        stream.progress.time.queued(self._now)
         if self.table.turn(stream, StreamEvent.END_DUE):
             end = PendingEnd(reason, message, retryable)
             if stream.is_cancelled:
@@ -582,6 +591,7 @@ class StreamCore:
 
         `is_delivered` says that the stored usage counts all tokens as delivered.
         """
+        stream.progress.time.ended(self._now)
         self._order(events.RecordEnd(stream, reason, is_delivered))
         self.budgets.ended(stream.recipe.key, stream.used)
         self.table.remember(stream, reason, self._now)
@@ -636,6 +646,7 @@ class StreamCore:
     def _step_durable(self, event: events.StepDurable) -> None:
         """Note which frames of a step are durable, and which were refused."""
         worker, now = event.worker, self._now
+        self._commits[worker].seconds += event.took_s
         for refusal in event.refusals:
             self._append_refused(worker, refusal)
         emissions, changed = event.step.emissions, self.table.changed

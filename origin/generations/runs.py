@@ -153,7 +153,7 @@ class Runs(Owner):
         )
         self.table = self.core.table
         self.spending = SpendingReader(ledger, self.core.budgets, metrics.clock, now_ms)
-        self.readers = Readers(self.table.touch, metrics.replayed)
+        self.readers = Readers(self._readers_changed, metrics.replayed)
         self.recorder = recorder or no_history()
         self.starts = ColdStarts()
         self._ledger = ledger
@@ -273,6 +273,13 @@ class Runs(Owner):
             raise
         await taken
 
+    def _readers_changed(self, stream: bytes) -> None:
+        """Note if some reader of a stream can take its next frame."""
+        if (known := self.table.by_id.get(stream)) is not None:
+            is_read = self.readers.count(stream) > 0
+            known.progress.time.read(self.clock(), is_read=is_read)
+            self.table.changed(known)
+
     def resumed(self, stream: bytes) -> None:
         """Count that a client has resumed reading a stream."""
         self.table.resumed(stream)
@@ -341,10 +348,12 @@ class Runs(Owner):
         self._metrics.worker_load(slot.number, load)
 
     def worker_stages(self, slot: WorkerSlot, times: StageTimes) -> None:
-        """Record how long the stages of a pipeline took for a stream."""
-        self._metrics.stages(slot.model, times.times)
+        """Record how long the stages of a pipeline took for a stream, so far or in all."""
+        if times.is_final:
+            self._metrics.stages(slot.model, times.times)
         if (stream := self.core.table.by_id.get(times.stream)) is not None:
             stream.progress.stages = times.times
+            self.table.changed(stream)
 
     async def worker_step(self, slot: WorkerSlot, made: Emissions) -> None:
         """Store the frames of engine steps in one group commit."""
@@ -352,8 +361,9 @@ class Runs(Owner):
         begun = self.clock()
         batch = step.appends(begun, self._now_ms(), self.readers.reach)
         refusals = await self._ledger.append(batch)
-        self._metrics.appended(self.clock() - begun, sum(map(len, batch.frames)))
-        await self._happen(StepDurable(slot.number, step, refusals))
+        took_s = self.clock() - begun
+        self._metrics.appended(took_s, sum(map(len, batch.frames)))
+        await self._happen(StepDurable(slot.number, step, refusals, took_s))
 
     async def worker_lost(self, slot: WorkerSlot) -> None:
         """Handle the death of a worker: its streams wait for another one."""

@@ -115,7 +115,6 @@ class _StageRun:
         self._sink = sink
         self._skip_at = skip_at
         self._count = 0  # items that the stage has processed
-        self._blocked_s = 0.0  # time for which the current item's output waited for `sink`
 
     async def run(self, last: ItemQueue) -> None:
         """Run the stage; the reader of `last`, the last queue, gets an error that it raises."""
@@ -130,18 +129,19 @@ class _StageRun:
         Raises:
             StageProcessLost: The process of the stage has ended.
         """
+        timed = self._running.time
         while True:
             item = await self._source.get()
             if self._count == self._skip_at:
                 await self._skip(item, "it was skipped before")
                 return
-            began_s = time.perf_counter()
-            self._blocked_s = 0.0
+            timed.start(time.perf_counter())
             try:
                 ended = await self._process(item)
             except StageProcessLost:
                 raise
             except Exception as error:  # noqa: BLE001  (a stage may raise anything)
+                timed.stop(time.perf_counter())
                 reason = _reason(error, self._running.limit_s)
                 if self._running.optional:
                     log.warning("stage.skipped", stage=self._running.name, error=reason)
@@ -150,9 +150,8 @@ class _StageRun:
                     await self._sink.put(self._failed(error, reason))
                 return
             finally:
-                spent_s = time.perf_counter() - began_s
-                self._running.time.items += 1
-                self._running.time.busy_s += spent_s - self._blocked_s
+                timed.stop(time.perf_counter())
+                timed.items += 1
             if ended:
                 return
             self._count += 1
@@ -168,9 +167,10 @@ class _StageRun:
     async def _put(self, item: Item) -> None:
         """Pass on one item, as soon as there is room."""
         if self._sink.is_full:
-            began_s = time.perf_counter()
+            timed = self._running.time
+            timed.stop(time.perf_counter())
             await self._sink.put(item)
-            self._blocked_s += time.perf_counter() - began_s
+            timed.start(time.perf_counter())
         else:
             await self._sink.put(item)
 

@@ -16,6 +16,7 @@ streams share a group commit.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import sys
 import time
@@ -75,6 +76,9 @@ STEP_BYTES = 1 << 20
 UNSENT_BYTES = 64 * 1024
 """Number of bytes that may wait to be written to the socket; with more, the sender waits until the
 supervisor reads."""
+
+STAGE_TIMES_BEATS = 5
+"""Number of beats (of BEAT_S seconds) after which the times of all stages are reported."""
 
 log = structlog.get_logger("text_worker")
 
@@ -144,10 +148,18 @@ class TextWorker:
 
     async def beat(self, watchdog: Watchdog) -> None:
         """Send a frame every BEAT_S, so that the supervisor sees that this worker is alive."""
-        while True:
+        for nth in itertools.count(1):
             watchdog.arm()
             self._at_work.repeat()
+            if nth % STAGE_TIMES_BEATS == 0:
+                self.report_stages()
             await asyncio.sleep(BEAT_S)
+
+    def report_stages(self) -> None:
+        """Send how long the stages of each stream of a pipeline took so far."""
+        for answer in self._answers.values():
+            if answer.request.stages and not answer.has_end:
+                self._writer.write(encode(_stage_times(answer.request, is_final=False)))
 
     async def close(self) -> None:
         """Stop every stream and send no ends, because the supervisor has closed the socket."""
@@ -203,7 +215,7 @@ class TextWorker:
         self._at_work.made((answer.run,))
         is_end = tag_of(frame) == StreamEnd.tag
         if is_end and answer.request.stages:
-            self._writer.write(encode(_stage_times(answer.request)))
+            self._writer.write(encode(_stage_times(answer.request, is_final=True)))
         can_retry = is_end and answer.production.can_retry
         emission = Emission(answer.run, index, (), (), frame, can_retry)
         if is_end:
@@ -212,9 +224,12 @@ class TextWorker:
         answer.has_end = is_end
 
 
-def _stage_times(request: Request) -> StageTimes:
-    times = [StageTime(one.name, one.items, round(one.busy_s * 1e6)) for one in request.stages]
-    return StageTimes(request.stream, tuple(times))
+def _stage_times(request: Request, *, is_final: bool) -> StageTimes:
+    now_s = time.perf_counter()
+    times = tuple(
+        StageTime(one.name, one.items, round(one.so_far_s(now_s) * 1e6)) for one in request.stages
+    )
+    return StageTimes(request.stream, times, is_final)
 
 
 def _end_of(producing: asyncio.Task[None]) -> End:

@@ -393,10 +393,14 @@ class StageTime:
 
 @frame(38)
 class StageTimes(WorkerFrame):
-    """The times of the stages in the last run of a stream, sent before its StreamEnd."""
+    """The times of the stages in the last run of a stream.
+
+    It is sent before the run's StreamEnd, and with `is_final` false now and then while it runs.
+    """
 
     stream: StreamId
     times: tuple[StageTime, ...]
+    is_final: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -343,3 +343,27 @@ async def test_a_switch_that_cannot_be_is_refused_by_name(
     of_a_model = {"model": "demo", "prompt": "x", "stages": {"shout": False}}
     answer = await client.post(f"{url}/v1/generate", json=of_a_model)
     assert (answer.status_code, answer.json()["error"]["field"]) == (400, "stages.shout")
+
+
+async def test_operators_see_where_the_time_of_a_stream_goes_while_it_runs(
+    pipelines: House, client: httpx.AsyncClient
+) -> None:
+    url = pipelines.edges[0].url
+    plain = await start(client, url, REQUEST | {"model": "demo"})
+    pipelines.origin.hold(len(plain.text) // 2)
+    own = await start(client, url, REQUEST, stop_after=5)
+    stages: dict[str, float] = {}
+    while not stages:
+        shown = (await client.get(f"{url}/v1/admin/streams")).json()["streams"]
+        [row] = [one for one in shown if one["id"] == own.stream]
+        stages = row["time"].get("stages", {})
+    assert [*stages] == ["prompts", "model", "blocklist"]
+    assert 0 < stages["blocklist"] < stages["model"]
+    assert row["time"]["decode"] > 0
+    pipelines.origin.go_on()
+    whole = await resume(client, url, own)
+    assert whole.end["finish_reason"] == "length"
+    lately = None
+    while lately is None:
+        lately = (await client.get(f"{url}/v1/admin/streams/{own.stream}")).json()["lately"]
+    assert lately["time"]["stages"]["model"] >= stages["model"]

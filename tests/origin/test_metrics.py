@@ -175,3 +175,8 @@ async def test_the_times_of_a_pipelines_stages_are_counted(stage: Stage) -> None
         assert value(stage.metrics, "stage_seconds_sum", **labels) == 2 * time.busy_us / 1e6
     stream = stage.runs.core.table.by_id[A]
     assert stream.progress.stages == times
+    so_far: tuple[StageTime, ...] = (StageTime("model", 1, 9_000),)
+    stage.runs.worker_stages(one, StageTimes(A, so_far, is_final=False))
+    labels = {"model": one.model, "stage": "model"}
+    assert value(stage.metrics, "stage_seconds_count", **labels) == 2
+    assert [*stream.progress.stages] == [*so_far]

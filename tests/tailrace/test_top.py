@@ -96,3 +96,25 @@ def test_figures_that_are_not_known_are_left_open() -> None:
     unknown = dict.fromkeys(("name", "utilisation", "memory_used_bytes", "memory_bytes"))
     assert row_of({"gpu": "GPU-8932f937-d72c", **unknown})[-9:-6] == ["GPU-8932f937", "-", "-"]
     assert row_of(None)[-9:-6] == ["-", "-", "-"]
+
+
+def test_a_stream_has_the_seconds_beside_it_that_it_spent_in_each_place() -> None:
+    time = {"queue": 0.0002, "prefill": 0.25, "decode": 3.123, "ledger": 0.012, "reader": 0.0}
+    row: dict[str, Any] = {"id": "a" * 32, "state": "running", "model": "safe"}
+    row |= {
+        "priority": "standard",
+        "tenant": "",
+        "tokens": 7,
+        "readers": 1,
+        "resumes": 0,
+        "takeovers": 0,
+    }
+    row["time"] = time | {"stages": {"model": 2.9, "group": 0.0}}
+    page = {"live": 1, "paused": 0, "states": {"running": 1}, "streams": [row]}
+    seen = Look(1.0, page, {"origins": []}, None)
+    out = io.StringIO()
+    Console(file=out, width=200).print(shown("http://edge", document(seen, seen)))
+    assert "prefill 0.25, decode 3.1, ledger 0.012, model 2.9\n" in out.getvalue()
+    assert document(seen, seen)["streams"][0]["time"] == row["time"]
+    del row["time"]  # an older origin
+    Console(file=out, width=200).print(shown("http://edge", document(seen, seen)))

@@ -6,6 +6,7 @@ import { test } from "node:test";
 import { typeOf } from "../../edge/web/tailrace/bare.js";
 import { decodeValue } from "../../edge/web/tailrace/decode.js";
 import { emptySink, encodeValue } from "../../edge/web/tailrace/encode.js";
+import { bySocket } from "../../edge/web/tailrace/socket.js";
 import * as wire from "../../edge/web/tailrace/wire.js";
 
 const vectors = (name) =>
@@ -148,4 +149,32 @@ test("text whose length lies on the end of what was allotted first", () => {
     encodeValue(uint, sink, 300);
     assert.equal(wire.toHex(sink.bytes.slice(size, sink.size)), "ac02", `at ${size}`);
   }
+});
+
+test("the stages of a request go into the Open that a WebSocket sends", () => {
+  /** @type {Uint8Array[]} */
+  const sent = [];
+  /** @type {any} */
+  let socket;
+  class Socket {
+    constructor() {
+      socket = this;
+    }
+    /** @param {Uint8Array} bytes */
+    send(bytes) {
+      sent.push(bytes);
+    }
+  }
+  const input = { model: "safe", prompt: "Once", stages: { punctuate: false, group: true } };
+  const allowance = { limit: 8, bytes: 1024 };
+  const asked = { url: "http://edge/v1/", id: null, token: null, input, idempotencyKey: "k", nextIndex: 0, allowance };
+  /** @type {any} */
+  const system = { WebSocket: Socket, clearTimer: () => {} };
+  bySocket(/** @type {any} */ (asked), system, /** @type {any} */ (() => {}));
+  socket.onopen();
+  const [, open] = sent.map((bytes) => /** @type {any} */ (wire.decode(bytes).frame));
+  assert.deepEqual(open.stages, [
+    { stage: "punctuate", on: false },
+    { stage: "group", on: true },
+  ]);
 });

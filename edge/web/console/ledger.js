@@ -107,6 +107,7 @@ function Facts({ data }) {
       <${Stat} name="Total">${span(life.whole_ms)}<//>
       <${Stat} name="Between frames: p50, p95, p99">${[life.gap_p50_ms, life.gap_p95_ms, life.gap_p99_ms].map(span).join(" · ")}<//>
     </dl>`}
+    ${now?.time && html`<${TimeSpent} time=${now.time} />`}
     <details>
       <summary>Request</summary>
       <dl class="pairs">
@@ -120,6 +121,17 @@ function Facts({ data }) {
       </dl>
     </details>
   </section>`;
+}
+
+const PARTS = { queue: "In the queue", prefill: "Until output", decode: "Output", ledger: "Commits", reader: "No credit" };
+
+/** Where the time of a stream went: its phases, which add up, then parts of them, then stages of a pipeline. */
+function TimeSpent({ time: { stages = {}, ...parts } }) {
+  const stat = (name, seconds) => html`<${Stat} name=${name}>${span(seconds * 1000)}<//>`;
+  return html`<dl class="stats life">
+    ${Object.entries(PARTS).map(([part, name]) => stat(name, parts[part]))}
+    ${Object.entries(stages).map(([stage, seconds]) => stat(`Stage ${stage}`, seconds))}
+  </dl>`;
 }
 
 function Scrub({ data, frames, error, text, setText }) {

@@ -20,7 +20,7 @@ from tailrace.origin.admin.handler import AdminHandler
 from tailrace.origin.admin.streams import LivePages
 from tailrace.origin.config import OriginConfig
 from tailrace.origin.workers.load_spans import FORKED, LoadStage, WorkerStart
-from tailrace.origin.workers.worker_frame import LoadProgress
+from tailrace.origin.workers.worker_frame import LoadProgress, StageTime, StageTimes
 from tests.origin.edges.test_link import House as LinkHouse
 from tests.origin.stage import READY, RECIPE, A, B, C, Stage
 
@@ -117,6 +117,50 @@ async def test_with_a_cursor_only_what_has_changed_is_told(house: House) -> None
     assert (await house.ask(f"streams?since={last['cursor']}"))["ended"] == []
     # To a cursor of an earlier life of this origin all is new.
     assert len((await house.ask("streams?since=00000000.99"))["streams"][0]) > 2
+
+
+async def test_a_page_says_where_the_time_of_each_stream_went(house: House) -> None:
+    await house.start(A)
+    house.clock_s += 1.5
+    [waiting] = (await house.ask("streams"))["streams"]
+    assert waiting["time"] == {"queue": 1.5, "prefill": 0, "decode": 0, "ledger": 0, "reader": 0}
+    slot = house.slots[0]
+    await house.ready(slot)
+    run = slot.last[0]
+    house.clock_s += 0.5
+    await house.step(slot, run, 0, " the")
+    house.runs.readers.begin(A)
+    house.runs.readers.end(A)
+    house.clock_s += 2
+    house.runs.readers.begin(A)
+    times = (StageTime("model", 3, 250_000), StageTime("group", 5, 2_000))
+    house.runs.worker_stages(slot, StageTimes(A, times, is_final=False))
+    [row] = (await house.ask("streams"))["streams"]
+    expected = {"queue": 1.5, "prefill": 0.5, "decode": 2, "ledger": 0, "reader": 2}
+    assert row["time"] == expected | {"stages": {"model": 0.25, "group": 0.002}}
+    await house.step(slot, run, 1, None)
+    house.clock_s += 9
+    page = await house.ask("streams")
+    assert page["ended"][0]["time"] == row["time"]
+    assert (await house.ask(f"streams/{A.hex()}"))["lately"]["time"] == row["time"]
+
+
+async def test_time_for_commits_is_that_of_the_streams_worker(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slot, run = await house.running(A)
+    append = house.ledger.append
+
+    async def slow(batch: Any) -> Any:
+        house.clock_s += 0.25
+        return await append(batch)
+
+    monkeypatch.setattr(house.ledger, "append", slow)
+    await house.step(slot, run, 0, " the")
+    await house.step(slot, run, 1, " end")
+    [row] = (await house.ask("streams"))["streams"]
+    parts = {"queue": 0, "prefill": 0.25, "decode": 0.25, "ledger": 0.5, "reader": 0}
+    assert row["time"] == parts
 
 
 async def test_frames_are_told_with_the_times_at_which_they_were_released(house: House) -> None:

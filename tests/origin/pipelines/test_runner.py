@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import aclosing
+from time import perf_counter
 
 import pytest
 
@@ -135,6 +136,31 @@ async def test_the_time_of_a_stage_is_that_in_which_it_works() -> None:
     assert (fast.time.items, slow.time.items) == (2, 11)
     assert slow.time.busy_s >= 0.2
     assert fast.time.busy_s < slow.time.busy_s / 2
+
+
+async def test_the_time_of_a_stage_has_that_of_the_item_at_work() -> None:
+    words, hangs = running(Words), running(Hangs)
+    async with aclosing(outputs([words, hangs], Prompt("one hang"), {}, RunFate())) as made:
+        assert [await anext(made) for _ in range(3)] == [Text("-"), Text("one "), Text("-")]
+        begun_s = perf_counter()
+        assert hangs.time.items == 1  # the first word
+        busy_s = hangs.time.busy_s
+        assert hangs.time.so_far_s(begun_s + 60) >= busy_s + 60
+
+
+async def test_a_stage_that_was_skipped_is_not_busy_afterwards() -> None:
+    class Slow(PassOn):
+        def process(self, item: Item) -> Items:
+            return self._later(item)
+
+        async def _later(self, item: Item) -> AsyncIterator[Item]:
+            await asyncio.sleep(0.02)
+            yield item
+
+    shout, slow = running(Shout, optional=True), running(Slow)
+    await run([running(Words), slow, shout], "fail " + "word " * 10)
+    assert slow.time.busy_s >= 0.2
+    assert shout.time.busy_s < 0.1
 
 
 async def test_a_stage_is_not_busy_while_there_is_no_room() -> None:
