@@ -74,7 +74,7 @@ class Spoken:
 
 @dataclass
 class Captions:
-    """What came: the revisions of each stream, and their delays in ms."""
+    """The revisions that each stream got, and their delays in ms."""
 
     interim_ms: list[float] = field(default_factory=list)
     final_ms: list[float] = field(default_factory=list)
