@@ -12,9 +12,8 @@ from tailrace.ledger.errors import CallerError
 class Word(IntEnum):
     """An enum whose members are written as lower-case words, such as `origin-lost`."""
 
-    @property
-    def word(self) -> str:
-        return self.name.lower().replace("_", "-")
+    def __init__(self, _: int) -> None:
+        self.word = self._name_.lower().replace("_", "-")
 
     @classmethod
     def from_word(cls, word: str) -> Self:
@@ -23,9 +22,9 @@ class Word(IntEnum):
         Raises:
             CallerError: No member is written in that way.
         """
-        for member in cls:
-            if member.word == word:
-                return member
+        member = cls.__members__.get(word.upper().replace("-", "_"))
+        if member is not None and member.word == word:
+            return member
         raise CallerError(
             f"unknown {cls.__name__} {word!r}",
             field=re.sub(r"\B(?=[A-Z])", "_", cls.__name__).lower(),

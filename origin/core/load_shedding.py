@@ -8,8 +8,8 @@ scheduler's limits already adapt to it, and if even a step with one row is late,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from tailrace.ledger.errors import Overloaded
 from tailrace.ledger.frame import Priority
@@ -58,8 +58,7 @@ REFUSED_FROM = {
 """The level from which new streams of a class are refused."""
 
 
-@dataclass(frozen=True, slots=True)
-class Readings:
+class Readings(NamedTuple):
     """The load now: `wait_s` is the longest wait of a stream, `free_memory` a share from 0 to 1."""
 
     wait_s: float

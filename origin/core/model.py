@@ -158,7 +158,7 @@ class ServedModel:
     @property
     def is_idle(self) -> bool:
         """Return True if the model is ready and has no request."""
-        return self.is_ready and not self.requests
+        return self.state is ModelState.READY and not self.requests
 
     @property
     def is_up(self) -> bool:

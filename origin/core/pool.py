@@ -105,6 +105,8 @@ class ModelPool:
             ]
             self.workers += model.workers
             self._models[member.name] = model
+        self._near = {name: self._sharing(model) for name, model in self._models.items()}
+        """By name: the models that use a device of a model, including the model itself."""
         self._queue: list[str] = []
         """Names of the models that wait for memory; the one that has waited longest is first."""
         self._now = -inf
@@ -197,10 +199,10 @@ class ModelPool:
 
     def used(self, device: str) -> float:
         """Return the memory that models hold on a device, also while they load or unload."""
-        holding = (one for one in self._models.values() if one.state in HOLDING_MEMORY)
-        return sum(one.member.on(device) for one in holding)
+        models = self._models.values()
+        return sum(one.member.on(device) for one in models if one.state in HOLDING_MEMORY)
 
-    def _near(self, model: ServedModel) -> list[ServedModel]:
+    def _sharing(self, model: ServedModel) -> list[ServedModel]:
         """Return all models that use a device of this model, including the model itself."""
         devices = {*model.member.devices}
         models = self._models.values()
@@ -478,10 +480,12 @@ class ModelPool:
                 self._want(model, PoolChoice.PREWARM, wanted, {})
             elif model.prewarm_at_s <= self._now:
                 self._prewarm(model)
+        before = len(self._commands)
         self._admit()
         for model in self._models.values():
             self._give_up_hopeless(model)
-        self._admit()
+        if len(self._commands) > before:  # a change was recorded, so others may fit now
+            self._admit()
         self._start_due()
 
     def _has_settled(self, worker: Worker) -> bool:
@@ -494,9 +498,10 @@ class ModelPool:
         A model that is requested, pinned or scheduled keeps its memory unless another model waits
         for that memory.
         """
+        if model.state not in (ModelState.LOADING, ModelState.DRAINING) or model.is_up:
+            return
         retry_s = model.circuit.retry_s(self._now)
-        is_hopeless = model.circuit.state is CircuitState.OPEN and retry_s > 0 and not model.is_up
-        if not is_hopeless or model.state not in (ModelState.LOADING, ModelState.DRAINING):
+        if model.circuit.state is not CircuitState.OPEN or retry_s <= 0:
             return
         if (model.requests or self._operator_wants(model)) and not self._is_in_the_way(model):
             return
@@ -512,22 +517,18 @@ class ModelPool:
 
     def _is_in_the_way(self, model: ServedModel) -> bool:
         """Return True if another model waits for memory on a device of this model."""
-        near = self._near(model)
+        near = self._near[model.name]
         others = (one for one in near if one is not model and one.name in self._queue)
         return any(one.retry_at_s <= self._now for one in others)
 
     def _due(self, model: ServedModel) -> float:
         """Return when a Tick is next needed for a model if no other event happens."""
-        return min(self._worker_due(model), self._model_due(model))
-
-    def _worker_due(self, model: ServedModel) -> float:
-        due_s = inf
-        states = {worker.state for worker in model.workers}
-        if WorkerState.WAITING in states and (retry_s := model.circuit.retry_s(self._now)):
-            due_s = self._now + retry_s
-        if model.circuit.deaths and WorkerState.READY in states:
-            ready = (one for one in model.workers if one.state is WorkerState.READY)
-            due_s = min(due_s, min(one.since_s for one in ready) + SETTLED_S)
+        due_s, circuit = self._model_due(model), model.circuit
+        for worker in model.workers:
+            if worker.state is WorkerState.WAITING and (retry_s := circuit.retry_s(self._now)):
+                due_s = min(due_s, self._now + retry_s)
+            elif worker.state is WorkerState.READY and circuit.deaths:
+                due_s = min(due_s, worker.since_s + SETTLED_S)
         return due_s
 
     def _model_due(self, model: ServedModel) -> float:
@@ -614,6 +615,8 @@ class ModelPool:
         requested model has waited for TURN_S, free memory is kept for it; otherwise small models
         could take that memory again and again.
         """
+        if not self._queue:
+            return
         blocked: set[str] = set()
         reserved: set[str] = set()
         for name in sorted(self._queue, key=lambda one: not self._models[one].requests):
@@ -646,8 +649,8 @@ class ModelPool:
         every device, since a model is loaded on all of its devices or on none. If it does not, and
         requests have waited for TURN_S, busy models are drained.
         """
-        near = self._near(model)
-        going = ABOUT_TO_GO | {ModelState.DRAINING}
+        near = self._near[model.name]
+        going = (*ABOUT_TO_GO, ModelState.DRAINING)
         wanted = {
             device: lacks - sum(one.member.on(device) for one in near if one.state in going)
             for device, lacks in missing.items()
@@ -742,7 +745,7 @@ class ModelPool:
         due_s = model.queued_s + TURN_S
         if due_s > self._now:
             return due_s
-        near = self._near(model)
+        near = self._near[model.name]
         ends_s = min((one.turn_ends_s for one in self._busy(near, model)), default=inf)
         return ends_s if ends_s > self._now else inf
 

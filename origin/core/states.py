@@ -242,9 +242,9 @@ STREAM_TRANSITIONS: dict[tuple[StreamState, StreamEvent], StreamState] = {
     (_S.LEFT, _SE.TAKEN): _S.ABSENT,
 }
 
-HOLDING_MEMORY = frozenset(ModelState) - {ModelState.AWAY, ModelState.QUEUED}
-ABOUT_TO_GO = frozenset((ModelState.LEAVING, ModelState.RETURNING))
-UP = frozenset((WorkerState.READY, WorkerState.SILENT))
+ABOUT_TO_GO = (ModelState.LEAVING, ModelState.RETURNING)
+HOLDING_MEMORY = (ModelState.LOADING, ModelState.READY, ModelState.DRAINING, *ABOUT_TO_GO)
+UP = (WorkerState.READY, WorkerState.SILENT)
 
 
 def next_state(before: ModelState, event: ModelEvent) -> ModelState:

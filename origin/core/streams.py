@@ -226,7 +226,7 @@ class StreamCore:
         self._ledger_is_back()
         self.table.left.intersection_update(event.streams)
         unknown = [one for one in event.streams if self.table.state_of(one) is StreamState.ABSENT]
-        if wanted := unknown[: self.table.room]:
+        if unknown and (wanted := unknown[: self.table.room]):
             self._order(events.FindStreams(Purpose.RESTORE, wanted))
 
     def _found(self, event: events.StreamsFound) -> None:
@@ -726,7 +726,19 @@ class StreamCore:
     def _readers_seen(self, event: events.ReadersSeen) -> None:
         """Note which streams are read, and pause, cancel, end or look up other streams."""
         lately = event.streams
-        self._note_presence(lately)
+        if self.table.by_id:
+            self._note_presence(lately)
+            self._end_unread()
+        if self.table.paused and (late := self._paused_too_long()):
+            self._order(events.FindStreams(Purpose.EXPIRE, late))
+        here = self.table.by_id.keys() | self.table.opening.keys()
+        self._looks = {one: look for one, look in self._looks.items() if one in lately}
+        self._looks |= dict.fromkeys(lately & here, Look(self._now, IS_HERE))
+        if absent := [one for one in sorted(lately - here) if self._is_to_be_found(one)]:
+            self._wake(absent)
+
+    def _end_unread(self) -> None:
+        """Pause or cancel abandoned streams; end idle ones and those that waited too long."""
         resting = (StreamState.WAITING, StreamState.RUNNING)
         for stream in [one for one in self.table.by_id.values() if one.state in resting]:
             if self._is_abandoned(stream):
@@ -738,12 +750,6 @@ class StreamCore:
             self._end_idle(stream)
         for stream in [one for one in self.table.waiting if self._is_overdue(one)]:
             self._end(stream, FinishReason.FAILED, self._why_late(stream), retryable=True)
-        if late := self._paused_too_long():
-            self._order(events.FindStreams(Purpose.EXPIRE, late))
-        here = self.table.by_id.keys() | self.table.opening.keys()
-        self._looks = {one: look for one, look in self._looks.items() if one in lately}
-        self._looks |= dict.fromkeys(lately & here, Look(self._now, IS_HERE))
-        self._wake(one for one in sorted(lately - here) if self._is_to_be_found(one))
 
     def _is_to_be_found(self, stream: bytes) -> bool:
         """Return True if a stream that is read here is due for its first or its next look-up."""

@@ -30,6 +30,8 @@ async def store_deliveries(ledger: Ledger, readers: Readers, running: Container[
     their usage is computed from `Readers.reach` when they end, or run at another origin.
     """
     kept = readers.take_reached()
+    if not kept:
+        return
     tokens: dict[bytes, int] = {}
     try:
         for stream in [one for one in kept if one not in running]:

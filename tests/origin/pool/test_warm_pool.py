@@ -106,7 +106,8 @@ class Driven:
                 case RecordHistory(record):
                     self.kept.append(record)
                 case StartWorker(worker):
-                    assert self.core.model_of(worker).state in HOLDING_MEMORY - ABOUT_TO_GO
+                    state = self.core.model_of(worker).state
+                    assert state in HOLDING_MEMORY and state not in ABOUT_TO_GO
                 case StopWorker(worker):
                     assert self.core.model_of(worker).state in ABOUT_TO_GO
         return given

@@ -121,7 +121,8 @@ def a_draining_model_is_never_given_up(patch: pytest.MonkeyPatch) -> None:
 
 
 def memory_counts_as_free_while_a_model_leaves(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(pool_module, "HOLDING_MEMORY", HOLDING_MEMORY - {ModelState.LEAVING})
+    others = tuple(state for state in HOLDING_MEMORY if state is not ModelState.LEAVING)
+    patch.setattr(pool_module, "HOLDING_MEMORY", others)
 
 
 def a_model_has_gone_with_its_first_worker(patch: pytest.MonkeyPatch) -> None:
