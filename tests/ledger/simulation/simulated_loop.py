@@ -13,8 +13,8 @@ import asyncio
 import heapq
 import itertools
 from asyncio import events
-from collections.abc import Callable, Coroutine, Generator
-from contextvars import Context
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from contextvars import Context, copy_context
 from random import Random
 from typing import Any, TypeVarTuple
 
@@ -25,6 +25,24 @@ class Stuck(AssertionError):
     """Deadlock: nothing is ready or due, and the work is not done."""
 
 
+class Callback(asyncio.Handle):
+    """A callback that is ready; the base class's constructor does the same, but slower."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        callback: Callable[..., object],
+        args: Sequence[Any],
+        loop: asyncio.AbstractEventLoop,
+        context: Context | None = None,
+    ) -> None:
+        self._callback, self._args, self._loop = callback, args, loop
+        self._context = copy_context() if context is None else context
+        self._cancelled = False
+        self._source_traceback = self._repr = None
+
+
 class SimulatedLoop(asyncio.BaseEventLoop):
     """Runs coroutines of the standard library's asyncio; `time()` is in virtual seconds."""
 
@@ -32,8 +50,9 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         super().__init__()
         self._random = random
         self._now_s = start_s
-        self._callbacks: list[asyncio.Handle] = []
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._callbacks: list[asyncio.Handle | asyncio.Future[None]] = []
+        self._timers: list[tuple[float, int, asyncio.TimerHandle | asyncio.Future[None]]] = []
+        """Handles, and the futures of sleeps."""
         self._numbers = itertools.count()
         self._tasks: list[asyncio.Task[Any]] = []
         self._gone = False
@@ -49,8 +68,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         outer = events._get_running_loop()
         events._set_running_loop(self)
         try:
-            while not task.done() and self.steps < steps:
-                self._step()
+            self._step_until(task, steps)
         finally:
             events._set_running_loop(outer)
         if not task.done():
@@ -58,16 +76,20 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         task.result()
         return True
 
-    def _step(self) -> None:
-        ready = self._callbacks
-        if not ready:
-            self._pass_time()
-        at = int(self._random.random() * len(ready))
-        ready[at], ready[-1] = ready[-1], ready[at]
-        handle = ready.pop()
-        self.steps += 1
-        if not handle.cancelled():
-            handle._run()
+    def _step_until(self, task: asyncio.Task[None], steps: int) -> None:
+        ready, random, future_type = self._callbacks, self._random.random, asyncio.Future
+        while not task.done() and self.steps < steps:
+            if not ready:
+                self._pass_time()
+            at = int(random() * len(ready))
+            ready[at], ready[-1] = ready[-1], ready[at]
+            handle = ready.pop()
+            self.steps += 1
+            if isinstance(handle, future_type):
+                if not handle.done():
+                    handle.set_result(None)
+            elif not handle.cancelled():
+                handle._run()
 
     def _pass_time(self) -> None:
         timers = self._timers
@@ -103,10 +125,17 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         *args: *Arguments,
         context: Context | None = None,
     ) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = Callback(callback, args, self, context)
         if not self._gone:
             self._callbacks.append(handle)
         return handle
+
+    def sleep(self, delay_s: float) -> asyncio.Future[None]:
+        """Return a future that ends `delay_s` from now: `asyncio.sleep` in less real time."""
+        future: asyncio.Future[None] = asyncio.Future(loop=self)
+        if not self._gone:
+            heapq.heappush(self._timers, (self._now_s + delay_s, next(self._numbers), future))
+        return future
 
     def call_later(
         self,
@@ -160,3 +189,10 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def is_closed(self) -> bool:
         return self._gone
+
+
+def sleep(delay_s: float) -> asyncio.Future[None]:
+    """Return a future that ends `delay_s` from now, on the `SimulatedLoop` that is running."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, SimulatedLoop)
+    return loop.sleep(delay_s)

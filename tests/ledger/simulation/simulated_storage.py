@@ -9,7 +9,6 @@ Point lookups do not wait, as in `SqliteFile`; reads of many rows and syncs take
 
 from __future__ import annotations
 
-import asyncio
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from tailrace.ledger.interface import ObjectKey, ValueRange
 from tailrace.ledger.sqlite.encoding import unpack_batch
 from tailrace.ledger.sqlite.storage import Commit, ObjectRow, SegmentRow, Sizes, StreamRow
 from tailrace.ledger.usage import Usage, UsageQuery, UsageSums, delivered
+from tests.ledger.simulation.simulated_loop import sleep
 
 MAX_DELAY_S = 1.0
 """Maximum duration of a read or of half a sync, in virtual seconds."""
@@ -308,7 +308,7 @@ class SimulatedStorage:
 
     async def _delay(self) -> None:
         if self._random.random() < 0.7:
-            await asyncio.sleep(self._random.random() * MAX_DELAY_S)
+            await sleep(self._random.random() * MAX_DELAY_S)
 
     # ---- reading ----
 

@@ -319,23 +319,21 @@ class SimulatedOrigin:
 
     def after(self, longest_s: float, do: Callable[[], None]) -> None:
         """Do something a little later, unless it is dead by then."""
-        self.world.after(longest_s, lambda: None if self.is_dead else do())
+        self.world.after(longest_s, do, self)
 
     def _supervise(self) -> None:
         random, world = self.world.random, self.world
+        unfinished = [one for one in world.stored.values() if one.end is None]
         if not world.is_away():
             listed = [
-                one.id
-                for one in world.stored.values()
-                if one.end is None and (one.owner in (None, self) or one.owner.is_dead)
+                one.id for one in unfinished if one.owner in (None, self) or one.owner.is_dead
             ]
             self.happen(streams.UnfinishedListed(listed))
-        living = world.living()
-        read = {
-            one.id
-            for one in world.stored.values()
-            if one.is_read and one.end is None and living[one.seat % len(living)] is self
-        }
+        read: set[bytes] = set()
+        if unfinished:
+            living = world.living()
+            seated = [one for one in unfinished if living[one.seat % len(living)] is self]
+            read = {one.id for one in seated if one.is_read}
         self.happen(streams.ReadersSeen(read))
         is_low = not world.is_calm and random.random() < 0.03
         self.happen(streams.LoadMeasured(0.01 if is_low else 1.0))
@@ -550,16 +548,13 @@ class SimulatedOrigin:
 
     def _check(self) -> None:
         table, by_id = self.core.table, self.core.table.by_id
-        for stream in self.cancelled:
-            if by_id.get(stream.id) is stream:
-                is_kept = stream.is_cancelled
-            else:
-                stored = self.world.stored[stream.id]
-                is_kept = stored.end is not None or stored.is_damaged
-            require(is_kept, "an order to cancel was forgotten")
+        if self.cancelled:
+            self._check_cancels()
         entries = len(by_id) + len(table.opening) + len(table.paused) + len(table.left)
-        distinct = {*by_id, *table.opening, *table.paused, *table.left}
-        require(len(distinct) == entries, "a stream has two entries")
+        if entries > len(by_id):
+            distinct = {*by_id, *table.opening, *table.paused, *table.left}
+            require(len(distinct) == entries, "a stream has two entries")
+        waiting = table.waiting if by_id else ()
         for stream in by_id.values():
             state, worker = stream.state, stream.worker
             if (worker is not None) != (state in ON_WORKER):
@@ -568,10 +563,23 @@ class SimulatedOrigin:
                 require(stream in table.on(worker), "a run is not known")
                 is_up = self.models.workers[worker].is_up or self.workers[worker].is_stopped
                 require(is_up, "a stream is on a worker that is not there")
-            is_waiting = state is StreamState.WAITING
-            require(is_waiting == (stream in table.waiting), "a stream waits in no queue")
+            if (state is StreamState.WAITING) != (stream in waiting):
+                raise Violation("a stream waits in no queue")
             if stream.id in self.claims and state not in CLAIMED:
                 raise Violation(f"a claim was forgotten: {state}")
+
+    def _check_cancels(self) -> None:
+        """Require that each accepted order to cancel is pending here, or that its stream ended."""
+        pending = []
+        for stream in self.cancelled:
+            if self.core.table.by_id.get(stream.id) is stream:
+                require(stream.is_cancelled, "an order to cancel was forgotten")
+                pending.append(stream)
+            else:  # the record does not come back, and an end is never undone
+                stored = self.world.stored[stream.id]
+                is_over = stored.end is not None or stored.is_damaged
+                require(is_over, "an order to cancel was forgotten")
+        self.cancelled = pending
 
 
 class CoreWorld:
@@ -591,7 +599,7 @@ class CoreWorld:
         self.origins: list[SimulatedOrigin] = []
         self.refused = 0
         self._tickets: dict[int, tuple[Stored, int]] = {}
-        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._due: list[tuple[float, int, Callable[[], None], SimulatedOrigin | None]] = []
         self._numbers = 0
 
     def run(self) -> int:
@@ -612,19 +620,24 @@ class CoreWorld:
         self._require_ends()
         return self.events
 
-    def at(self, at_s: float, do: Callable[[], None]) -> None:
-        """Do something at a time."""
+    def at(
+        self, at_s: float, do: Callable[[], None], origin: SimulatedOrigin | None = None
+    ) -> None:
+        """Do something at a time, unless `origin` is dead by then."""
         self._numbers += 1
-        heappush(self._due, (at_s, self._numbers, do))
+        heappush(self._due, (at_s, self._numbers, do, origin))
 
-    def after(self, longest_s: float, do: Callable[[], None]) -> None:
-        """Do something after a random time."""
-        self.at(self.now + self.random.random() * longest_s, do)
+    def after(
+        self, longest_s: float, do: Callable[[], None], origin: SimulatedOrigin | None = None
+    ) -> None:
+        """Do something after a random time, unless `origin` is dead by then."""
+        self.at(self.now + self.random.random() * longest_s, do, origin)
 
     def count(self) -> None:
         """Count an event."""
         self.events += 1
-        require(self.events < MAX_EVENTS, f"not all streams have ended after {MAX_EVENTS} events")
+        if self.events >= MAX_EVENTS:
+            raise Violation(f"not all streams have ended after {MAX_EVENTS} events")
 
     def is_away(self) -> bool:
         """Return True if the ledger does not answer now."""
@@ -636,9 +649,11 @@ class CoreWorld:
         return stored.steered >= nth
 
     def _play(self, end_s: float) -> None:
-        while self._due and self._due[0][0] <= end_s:
-            self.now, _, do = heappop(self._due)
-            do()
+        due = self._due
+        while due and due[0][0] <= end_s:
+            self.now, _, do, origin = heappop(due)
+            if origin is None or not origin.is_dead:
+                do()
         self.now = end_s
 
     def living(self) -> list[SimulatedOrigin]:

@@ -147,6 +147,11 @@ class SimulatedModels:
         self.core = ModelPool(members, policy, caps, random=Random(random.random()))
         self.processes: dict[int, Process] = {}
         self.clients: dict[int, Client] = {}
+        self._models = {model.name: model for model in self.core.models}
+        self._waiting: dict[int, Client] = {}
+        """The clients that no worker serves."""
+        self._clients_of: dict[str, set[int]] = {name: set() for name in names}
+        """The numbers of the clients, by model."""
         self._names = names
         self._rate_hz = random.choice(RATES_HZ)
         self._numbers = iter(range(10**9))
@@ -230,7 +235,8 @@ class SimulatedModels:
     def _request(self) -> None:
         number, name = next(self._numbers), self.random.choice(self._names)
         client = Client(name, self.now, self.random.random() < 0.2)
-        self.clients[number] = client
+        self.clients[number] = self._waiting[number] = client
+        self._clients_of[name].add(number)
         self.happen(RequestArrived(name, number, client.is_stream))
 
     def _leave_a_request(self) -> None:
@@ -242,7 +248,10 @@ class SimulatedModels:
         client = self.clients.pop(number, None)
         if client is None:
             return
-        if client.worker is not None:
+        self._clients_of[client.model].discard(number)
+        if client.worker is None:
+            del self._waiting[number]
+        else:
             self.processes[client.worker].serving.discard(number)
         self.happen(RequestEnded(client.model, number))
 
@@ -270,6 +279,10 @@ class SimulatedModels:
     def _start(self, number: int) -> None:
         require(number not in self.processes, f"worker {number} has two processes")
         process = self.processes[number] = Process()
+        held = {self.core.workers[one].model for one in self.processes}
+        used = sum(self.core.of(name).member.size for name in held)
+        if used > self.cap:
+            raise Violation(f"{used:g} of {self.cap:g} are used by processes")
         random, name = self.random, self.core.workers[number].model
         load_s = random.uniform(0.1, LOAD_S)
         fails = not self.is_calm and (name in self.broken or random.random() < 0.2)
@@ -353,7 +366,8 @@ class SimulatedModels:
     def _forget(self, number: int) -> None:
         """Remove a process that is gone; what it served waits for another one."""
         for served in self.processes.pop(number).serving:
-            self.clients[served].worker = None
+            client = self._waiting[served] = self.clients[served]
+            client.worker = None
 
     def _fall_silent(self, number: int) -> None:
         process = self.processes.get(number)
@@ -399,11 +413,9 @@ class SimulatedModels:
 
     def _serve(self) -> None:
         """Give requests that wait to the workers that the core calls ready."""
-        for number, client in self.clients.items():
-            if client.worker is not None:
-                continue
+        for number, client in sorted(self._waiting.items()):
+            model = self._models[client.model]
             if not client.is_stream:
-                model = self.core.of(client.model)
                 is_taken = model.requests[number].taken_s is not None
                 if not is_taken and model.state is not ModelState.LOADING:
                     continue
@@ -411,7 +423,7 @@ class SimulatedModels:
                 self._carry_out(
                     self.core.handle(RequestArrived(client.model, number, begun=True), self.now)
                 )
-            for worker in self.core.of(client.model).workers:
+            for worker in model.workers:
                 if worker.state is WorkerState.READY:
                     self._begin(number, client, worker.number)
                     break
@@ -423,6 +435,7 @@ class SimulatedModels:
         require(process.life is Life.READY, f"worker {worker} is called ready, and loads")
         require(not process.is_stopped, f"worker {worker} is called ready, and was told to stop")
         client.worker = worker
+        del self._waiting[number]
         client.serves += 1
         self.serves += 1
         process.serving.add(number)
@@ -439,25 +452,19 @@ class SimulatedModels:
         self._after(self.random.uniform(0.0, SERVICE_S), end)
 
     def _check(self) -> None:
-        core = self.core
-        held = {core.workers[number].model for number in self.processes}
-        used = sum(core.of(name).member.size for name in held)
-        if used > self.cap:
-            raise Violation(f"{used:g} of {self.cap:g} are used by processes")
+        core, processes = self.core, self.processes
         for worker in core.workers:
-            process = self.processes.get(worker.number)
+            process = processes.get(worker.number)
             if (process is not None) != (worker.state not in WITHOUT_PROCESS):
                 raise Violation(f"worker {worker.number}: {worker.state}")
             if process is not None and process.is_stopped and worker.is_up:
                 raise Violation(f"worker {worker.number} was stopped, and is up")
-        known: dict[str, set[int]] = {model.name: set() for model in core.models}
-        for number, client in self.clients.items():
-            known[client.model].add(number)
         for model in core.models:
-            if model.requests.keys() != known[model.name]:
+            if model.requests.keys() != self._clients_of[model.name]:
                 raise Violation(f"{model.name} counts other requests")
+            is_open = model.circuit.state is CircuitState.OPEN
             is_held = model.state in (ModelState.LOADING, ModelState.DRAINING)
-            if is_held and not model.is_up and model.circuit.state is CircuitState.OPEN:
+            if is_open and is_held and not model.is_up:
                 self._check_hopeless(model)
         if self.is_calm:
             self._check_waits()
@@ -471,8 +478,8 @@ class SimulatedModels:
         require(may_retry or not waits, f"{model.name} cannot start, and keeps its memory")
 
     def _check_waits(self) -> None:
-        calm_s = self.begin_s + CHAOS_S
-        for client in self.clients.values():
-            since_s = max(client.arrived_s, calm_s + SETTLE_S)
-            if client.worker is None:
-                require(self.now - since_s <= self.bound_s(), f"{client.model} starves")
+        settled_s, bound_s = self.begin_s + CHAOS_S + SETTLE_S, self.bound_s()
+        for client in self._waiting.values():
+            since_s = max(client.arrived_s, settled_s)
+            if self.now - since_s > bound_s:
+                raise Violation(f"{client.model} starves")

@@ -54,7 +54,7 @@ from tailrace.origin.workers.worker_frame import (
 from tailrace.origin.workers.worker_process import WorkerSlot
 from tests.ledger.simulation.simulated_loop import SimulatedLoop
 from tests.ledger.simulation.simulated_storage import SimulatedDisk, SimulatedStorage
-from tests.origin.simulation.simulated_models import require
+from tests.origin.simulation.simulated_models import Violation, require
 
 READY = Ready("tokens", "demo", "fingerprint", "cpu", context=64, vocab=300, load_ms=1)
 MAX_TOKENS = 24
@@ -417,7 +417,7 @@ class SimulatedOrigin:
             for work in (self._adopt, self.runs.report_readers, self._relieve):
                 with suppress(Unavailable):  # as the supervisor does
                     await work()
-            await asyncio.sleep(0.5)
+            await self.world.loop.sleep(0.5)
 
     async def _adopt(self) -> None:
         await self.runs.restore(await self.ledger.unfinished())
@@ -490,9 +490,9 @@ class StreamWorld:
         if calm.exception() is None and not self._over.done():
             self._over.set_result(None)
 
-    async def pause(self, longest_s: float) -> None:
-        """Wait for a random time."""
-        await asyncio.sleep(self.random.random() * longest_s)
+    def pause(self, longest_s: float) -> asyncio.Future[None]:
+        """Return a future that ends after a random time."""
+        return self.loop.sleep(self.random.random() * longest_s)
 
     def _open_origin(self) -> None:
         origin = SimulatedOrigin(self)
@@ -515,15 +515,15 @@ class StreamWorld:
 
     async def _calm(self) -> None:
         """Stop all faults after a while, and give everybody time."""
-        await asyncio.sleep(CHAOS_S)
+        await self.loop.sleep(CHAOS_S)
         self.is_calm = True
         for origin in self._living():
             self._read_all(origin)
         deadline_s = self.loop.time() + BOUND_S
         while await self._unfinished() or self._are_held():
             require(self.loop.time() < deadline_s, "a stream has not ended in time")
-            await asyncio.sleep(5.0)
-        await asyncio.sleep(5.0)
+            await self.loop.sleep(5.0)
+        await self.loop.sleep(5.0)
 
     def _read_all(self, origin: SimulatedOrigin) -> None:
         """Whoever has left a stream comes back to it."""
@@ -756,15 +756,16 @@ class StreamWorld:
         retries = sum(map(_is_retry, expected.shared))
         for index, frame in enumerate(frames[begin:], begin):
             if isinstance(frame, Notice):
-                require((frame.code, frame.index) == (RETRIED, index), f"a stream has a {frame}")
+                if (frame.code, frame.index) != (RETRIED, index):
+                    raise Violation(f"a stream has a {frame}")
                 retries += 1
             elif frame == Token(HELD, index):
                 is_last = index == len(frames) - 1 and end.message == NOT_A_NUMBER
                 require(is_last, "held text is in the log")
-            else:
-                is_next = frame == Token(expected.own_text(tokens), index)
-                require(is_next, f"a stream holds what no worker made: {frames}")
+            elif frame == Token(expected.own_text(tokens), index):
                 tokens += 1
+            else:
+                raise Violation(f"a stream holds what no worker made: {frames}")
         require(retries <= 1, "the log says twice that a run was retried")
         return tokens, retries
 
