@@ -35,6 +35,8 @@ OFFSET, LAST, LIMIT = "log-offset", "log-last", "log-limit"
 the maximum number of bytes of the whole log."""
 STORED = "stored"
 """Key of the number of bytes of the log."""
+MAX_PIECES = 1 << 18
+"""Maximum number of pieces of a log, each of which takes a row of the ledger."""
 CHECK_MS = 300_000
 """Time in ms after which an object looks again if its stream has ended."""
 MAX_READ_FRAMES = 32
@@ -128,6 +130,13 @@ class ByteLog(StoredStreamObject):
                 code="input_too_large",
                 field="data",
                 hint=f"at most {limit} bytes: `max_input_mib` of the pipeline",
+            )
+        if new and state.tip.index >= MAX_PIECES:
+            raise TooLarge(
+                f"the input would have more than {MAX_PIECES} pieces",
+                code="input_too_large",
+                field="data",
+                hint="send larger pieces",
             )
         if new or closes:
             size += len(new)
