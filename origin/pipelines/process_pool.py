@@ -121,7 +121,11 @@ class StageProcess:
         return reply
 
     async def close(self) -> None:
-        """End the process."""
+        """End the process; orders to drop objects need not be carried out any more."""
+        forgetting = list(self._forgetting)
+        for order in forgetting:
+            order.cancel()
+        await asyncio.gather(*forgetting, return_exceptions=True)
         if self._process is not None and self._process.returncode is None:
             assert self._process.stdin is not None
             self._process.stdin.close()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,10 @@ from tailrace.origin.pipelines.speech.vocabulary import (
 )
 
 MAX_DECODERS = 128
-"""Maximum number of streams of a process in which somebody speaks at the same time."""
+"""Maximum number of streams of a process in which somebody speaks at the same time, if the
+recogniser has words or a grammar. A decoder takes about 6 MB."""
+MAX_LARGE_DECODERS = 16
+"""The same for a language model, whose decoder takes about 90 MB."""
 FIRST_ESTIMATE_MS = 800
 """Length of the sound from which the mean of a new voice is first computed, in ms."""
 NEW_VOICE_MS = 3_000
@@ -140,7 +143,7 @@ class Decoders:
         """Begin without decoders."""
         self._free: defaultdict[VocabularyOptions, list[Any]] = defaultdict(list)
         self._means: dict[VocabularyOptions, str] = {}
-        self._busy = 0
+        self._busy: Counter[VocabularyOptions] = Counter()
 
     def take(self, options: VocabularyOptions) -> Any:
         """Return a decoder that is free, or a new one.
@@ -149,12 +152,14 @@ class Decoders:
             Overloaded: Too many decoders are busy.
             ConfigError: The files of the options cannot be used.
         """
-        if self._busy >= MAX_DECODERS:
-            raise Overloaded(f"more than {MAX_DECODERS} streams of a process have speech")
+        most = MAX_DECODERS if options.has_grammar else MAX_LARGE_DECODERS
+        if self._busy[options] >= most:
+            hint = "give the stage more `processes`"
+            raise Overloaded(f"more than {most} streams of a process have speech", hint=hint)
         free = self._free[options]
         decoder = free.pop() if free else _new_decoder(options)
         self._means.setdefault(options, decoder.get_cmn(False))
-        self._busy += 1
+        self._busy[options] += 1
         return decoder
 
     def initial_means(self, options: VocabularyOptions) -> str:
@@ -163,7 +168,7 @@ class Decoders:
 
     def hand_back(self, options: VocabularyOptions, decoder: Any) -> None:
         """Take back a decoder between two utterances."""
-        self._busy -= 1
+        self._busy[options] -= 1
         self._free[options].append(decoder)
 
 

@@ -83,6 +83,11 @@ class VocabularyOptions(StageOptions):
         """The folder with the acoustic model."""
         return self.model or library.model_folder() / "en-us"
 
+    @property
+    def has_grammar(self) -> bool:
+        """True if there are words or a grammar, and so no language model."""
+        return bool(self.words or self.grammar)
+
     def jsgf(self) -> str | None:
         """Return the grammar of the words or of the grammar file; None for a language model."""
         if self.grammar is not None:
