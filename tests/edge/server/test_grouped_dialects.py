@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tailrace.client import Client, StreamFrame
 from tailrace.edge.ai_sdk import UiEvents
 from tailrace.edge.generate.grouping import FrameGrouper, Grouping
 from tailrace.ledger.errors import FrameError
@@ -270,6 +271,21 @@ async def test_a_group_is_sent_when_its_time_is_over(
             if in_events(got):
                 break
     assert "".join(text for text, _ in in_events(got)) in ("Hi", "Hi.")
+
+
+async def test_the_python_client_that_is_cut_after_each_piece_gets_the_whole(
+    client: httpx.AsyncClient,
+) -> None:
+    got: list[StreamFrame] = []
+    async with Client([str(client.base_url)]) as reader:
+        stream = reader.generate(prompt="Once", group={"by": "sentence", "chars": 9})
+        async for frame in stream:
+            got.append(frame)
+            stream.cut()
+    pieces = [frame.text for frame in got if isinstance(frame, Token | Snapshot)]
+    assert "".join(pieces) == WHOLE
+    assert len(pieces) < len(TEXTS) / 2
+    assert stream.resumes == len(pieces)
 
 
 async def test_each_choice_has_its_own_pieces(
