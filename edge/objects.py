@@ -223,9 +223,10 @@ def _nothing_here() -> NotFound:
     )
 
 
-def _too_long(what: str) -> CallerError:
-    hint = f"at most {MAX_KEY_CHARS} characters"
-    return CallerError(f"the {what}'s name is too long", field="path", hint=hint)
+def _too_long(kind: str) -> CallerError:
+    """Return the error for a stream or an object whose name has over MAX_KEY_CHARS characters."""
+    hint = f"the name may have at most {MAX_KEY_CHARS} characters"
+    return CallerError(f"the name of the {kind} is too long", field="path", hint=hint)
 
 
 OBJECTS = "/v1/objects/"

@@ -43,7 +43,10 @@ class Layer(Protocol):
         ...
 
     def project_out(self, mixed: Tensor, x: Tensor, *, dependent: bool = False) -> None:
-        """Compute x += W mixed, where mixed is fp32 [rows, heads D]."""
+        """Add attention's output to the residual stream: compute x += W mixed.
+
+        W is the output projection. mixed: attention's output, fp32 [rows, heads D].
+        """
         ...
 
     def feed_forward(self, x: Tensor, *, dependent: bool = False) -> None:

@@ -105,10 +105,11 @@ class DrawnStep:
         self._run = capture(self._launch)
 
     def __call__(self) -> Tensor:
-        """Run the step and return int32 [2, count or more]: drawn ids and faults.
+        """Run the step and return the drawn ids and the faults of its rows: int32 [2, n].
 
-        The next run overwrites the result. The faults are the FAULT_* bits of the decoder and the
-        sampler. The id of a row with a fault is meaningless.
+        n is the number of rows of the step, or more. The next run overwrites the result. The faults
+        are the FAULT_* bits of the decoder and the sampler. The id of a row with a fault is
+        meaningless.
         """
         return self._run()
 

@@ -228,7 +228,9 @@ class StreamedMessage:
         self._parts = PartTracker()
         self._blocks: list[Block] = []  # the blocks that have started, in order
         self._of: dict[Part, Block] = {}  # the blocks of the parts that may grow
-        self._calls: list[ToolUseBlock] = []  # open calls; only the first has started
+        # The blocks of tool calls that have not ended, in order. The start event has been returned
+        # for the first of them at most: `_grown_calls` says why.
+        self._calls: list[ToolUseBlock] = []
         self.end: StreamEnd | None = None
         self.cached_tokens = 0
 

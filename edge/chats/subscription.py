@@ -175,8 +175,8 @@ class ChatSubscription:
         """Open the stream of a turn.
 
         Returns the origin's error if it concerns only this stream: the client may not read it, or
-        the stream does not exist any more. Raises BeyondEnd, and all other errors, because they
-        would prevent reading any other stream, too.
+        the stream does not exist any more. Raises BeyondEnd if `after` is past the stream's end.
+        Raises retryable errors, because they would prevent reading any other stream, too.
         """
         wish = self._wish
         try:

@@ -405,7 +405,8 @@ def read_object(body: bytes, example: str) -> dict[str, Any]:
 def _check_work(body: bytes, example: str) -> None:
     parts = [part.end() - part.start() for part in islice(_PART.finditer(body), MAX_JSON_PARTS + 1)]
     if len(parts) > MAX_JSON_PARTS:
-        raise _no_document("it has too many values", example)
+        message = f"it has over {MAX_JSON_PARTS} strings, commas and opening brackets"
+        raise _no_document(message, example)
     if len(body) - sum(parts) > MAX_JSON_BARE_BYTES:
         raise _no_document(f"it has over {MAX_JSON_BARE_BYTES} bytes outside strings", example)
 

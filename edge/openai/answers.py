@@ -119,7 +119,10 @@ class Dialect:
 
 
 def routes_of(dialect: Dialect) -> list[Route]:
-    """Return the Starlette routes of a dialect: POST starts an answer, GET reads it again."""
+    """Return the Starlette routes of one of OpenAI's APIs.
+
+    POST starts an answer, and GET reads an answer again.
+    """
     return [
         Route(dialect.path, partial(_start, dialect), methods=["POST"]),
         Route(f"{dialect.path}/{{id}}", partial(_read, dialect), methods=["GET"]),

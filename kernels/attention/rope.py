@@ -116,7 +116,7 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate every head of every token by the angles of its position.
 
     x: fp32 [T, heads, D]. cos, sin: fp32 [T, D], the rows of `rope_table` for those T positions.
-    Returns fp32 [T, heads, D]. Raises ValueError for factors that do not fit.
+    Returns fp32 [T, heads, D]. Raises ValueError if cos or sin has another shape.
     """
     tokens, _, head_dim = x.shape
     if cos.shape != (tokens, head_dim) or sin.shape != cos.shape:

@@ -237,15 +237,16 @@ def rope_write(
 ) -> None:
     """Rotate the queries of every row, and rotate, quantise and store its key and value.
 
-    qkv: fp32 [rows, (heads + 2 kv_heads) * D]. positions: int32 [rows], a row's position in its
-    sequence. sequences: int32 [rows], its index into `tables`, int32 [sequences, max_pages]. q_out:
-    fp32 [rows, heads * D]. faults: int32 [rows], cleared by the caller; a row whose sequence,
-    position or page is invalid gets a FAULT_* bit and queries of 0, and is not stored. No two rows
-    may have the same sequence and position. dependent: programmatic dependent launch. Raises
-    TypeError or ValueError.
+    qkv: fp32 [rows, (heads + 2 kv_heads) * D]. positions: int32 [rows], each row's position in its
+    sequence. sequences: int32 [rows], the number of each row's sequence. cache: gets the keys and
+    values. tables: int32 [sequences, max_pages], the pages of each sequence in `cache`. q_out: fp32
+    [rows, heads * D]. faults: int32 [rows], cleared by the caller; a row whose sequence, position
+    or page is invalid gets a FAULT_* bit and queries of 0, and is not stored. No two rows may have
+    the same sequence and position. dependent: programmatic dependent launch. Raises TypeError or
+    ValueError.
 
-    Moves `qkv` and `q_out` once, and `cache.token_bytes()` per row. Source: Su et al., RoFormer,
-    2021; rotate-half as in Llama.
+    Memory traffic: `qkv` and `q_out` once, and per row `cache.token_bytes()`, the bytes of one
+    position's keys and values. Source: Su et al., RoFormer, 2021; rotate-half as in Llama.
     """
     rows = len(qkv)
     heads = check_write(qkv, rope, cache)

@@ -17,16 +17,17 @@ MAX_BARRIERS, MAX_INSTRUCTIONS = 8, 500
 """Maximum number of barriers and of instructions of a ternary linear after its wait for earlier
 launches. No earlier launch hides their time, so each of them makes the step longer."""
 OWN_WRITTEN = " write"
-"""Suffix of the names of attention variants that also write the step's own tokens to the cache.
-They may read older tokens before they wait for earlier launches."""
+"""Suffix of the names of attention variants that also write keys and values of the step's own
+tokens to the cache. Before these variants wait for earlier launches, they may read the keys and
+values of older tokens."""
 EIGHT_ROWS = (
     *("norm hidden int8 rows=8", "qkv ternary gemm rows=8"),
     *("norm queries int8 rows=8", "o ternary gemm rows=8"),
     *("norm hidden int8 rows=8", "gate_up ternary gemm rows=8"),
     *("norm ffn int8 rows=8", "down ternary gemm rows=8"),
 )
-"""Names of the norms and linears that a step of 8 rows launches per layer, in place of the four
-ternary linears of one row."""
+"""Names of the norms and linears that a layer launches in a step of 8 rows. In a step of one row a
+layer launches four ternary linears instead."""
 PAIR = " ternary pair rows=1"
 """Suffix of the names of variants that compute two linears, with a barrier of all programs."""
 MAX_EIGHT_ROWS = 1.3

@@ -128,7 +128,11 @@ def _single(variant: Variant) -> bool:
 def layer(
     shape: DecoderShape, variants: list[Variant], behind: Mapping[str, int], rows: int
 ) -> Iterator[Operation]:
-    """Yield a layer's launches for one row, or for 8 rows of BitNet; `behind` is as in `step`."""
+    """Yield the launches of a layer, as operations, in a decode step of `rows` rows.
+
+    behind: number of instructions after the wait for earlier launches, by variant name. rows: 1,
+    or EIGHT for BitNet.
+    """
     parts = {variant.step: variant for variant in variants if variant.step}
     launched = [parts[what] for what in ("qkv", "attend", "o", "gate_up", "down")]
     if rows > 1:
@@ -170,7 +174,8 @@ def step(
 ) -> list[Operation]:
     """Return the operations of a decode step in order, each layer's repeated for all layers.
 
-    behind: number of instructions after the wait, by variant name. rows: 1, or EIGHT for BitNet.
+    behind: number of instructions after the wait for earlier launches, by variant name. rows: 1,
+    or EIGHT for BitNet.
     """
     embed = [v for v in variants if v.name == f"{shape.name}.embed rows=1"]
     embedded = rows * sum(v.bytes_moved for v in embed)

@@ -146,10 +146,12 @@ def rms_norm(
 ) -> None:
     """Compute out = norm(x), with the bits of `kernels.rows.norm.order_free_rms_norm`.
 
-    x: fp32 [rows, H], H up to 16,384. weight: fp32 [H]. eps: above 0. out: [rows, H], fp32, which
-    may be x itself, or bf16 or fp16, rounded half to even, as a linear with such weights rounds its
-    input. A row with NaN or infinite values becomes NaN. dependent: programmatic dependent launch.
-    Moves 8 H or 6 H bytes per row, and 4 H once. Raises TypeError or ValueError.
+    x: fp32 [rows, H], H up to 16,384. weight: fp32 [H]. eps: above 0. out: [rows, H] of fp32, bf16
+    or fp16; if it is fp32, it may be x itself. bf16 and fp16 are rounded half to even, as linears
+    with bf16 or fp16 weights round their inputs. A row with NaN or infinite values becomes NaN.
+    dependent: programmatic dependent launch. Raises TypeError or ValueError.
+
+    Memory traffic: 8 H bytes per row if out is fp32, 6 H if it is bf16 or fp16; and 4 H for weight.
 
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization, 2019.
     """

@@ -283,7 +283,7 @@ class OutputGate:
         last = self.in_flight if self.forming.empty else self.forming
         if last is None:
             return
-        # One future per waiter, so that cancelling one event does not affect the others.
+        # Each waiting event gets its own future: cancelling one event does not affect the others.
         waiter = asyncio.get_running_loop().create_future()
         last.waiters.append(waiter)
         await waiter

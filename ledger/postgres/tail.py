@@ -230,7 +230,7 @@ class Residents:
         tail.wake()
 
     def sweep(self) -> None:
-        """Evict tails that were not used for some time."""
+        """Evict each stream's tail that has no watchers and was not used in IDLE_SWEEPS calls."""
         for tail in list(self._by_sid.values()):
             tail.unused += 1
             if tail.unused > IDLE_SWEEPS and not tail.watchers:

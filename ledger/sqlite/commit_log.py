@@ -150,7 +150,8 @@ class Log:
     def tidy(self, group: Group, commit: Commit) -> None:
         """Add to `commit` the segments that it stores and the log rows that it deletes."""
         self._note_aged(self._seq)
-        # Store a share of the due tails, each with all records up to its accepted index.
+        # Store the accepted records of all due tails as segments if `stores_all` is set; otherwise
+        # only of one in SEGMENT_COMMITS due tails, so that the commit stays short.
         due = len(self._residents.due_tails)
         if not self.stores_all:
             due = -(-due // SEGMENT_COMMITS)

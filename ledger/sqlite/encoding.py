@@ -336,7 +336,7 @@ def _payload(row: SegmentRow) -> bytes:
     try:
         size = zstandard.get_frame_parameters(packed).content_size
         if size > MAX_PAYLOAD_BYTES:  # a damaged size must not allocate much memory
-            raise ValueError(f"{size} bytes exceed the limit")
+            raise ValueError(f"{size} bytes unpacked, at most {MAX_PAYLOAD_BYTES} are allowed")
         return zstandard.ZstdDecompressor().decompress(packed, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise ValueError(str(error)) from error

@@ -71,7 +71,8 @@ class _Definitions:
     enums: dict[str, str] = field(default_factory=dict)
     structs: dict[str, str] = field(default_factory=dict)
     shapes: dict[str, str] = field(default_factory=dict)
-    """Maps the name of each alias, enum and struct to its type without names."""
+    """Maps the name of each alias, enum and struct to its type in the form that `schema_shape`
+    describes: without the names of fields, of the values of enums, and of other types."""
 
     def reach(self, cls: type) -> None:
         """Add a class and all classes that it uses to `reached`."""

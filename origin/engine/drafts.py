@@ -271,7 +271,7 @@ class _Draft:
         return self._piece(self.ids[start:end], prefill=not in_chunk)
 
     def next_row(self) -> Piece:
-        """Return the row of the last known token or the last draft."""
+        """Return the last draft, or the last known token if nothing is drafted yet, as a row."""
         return self._piece(self.drafts[-1:] or self.ids[-1:], prefill=False)
 
     def take(self, token: int) -> None:

@@ -112,9 +112,10 @@ class Readers:
     async def counted(
         self, stream: bytes, body: AsyncIterable[bytes]
     ) -> AsyncGenerator[bytes, None]:
-        """Yield the parts of a response body; its client counts as a reader between two parts.
+        """Yield the parts of a response body; count its client as a reader while `body` is awaited.
 
-        A stalled client does not count: it has not taken the part that was yielded last.
+        A stalled client does not count: it has not taken the part that was yielded last, so no
+        further part is awaited for it.
         """
         parts = aiter(body)
         try:

@@ -429,7 +429,7 @@ class Service:
             raise Conflict(
                 "the model of this stream takes no input",
                 code="no_input",
-                hint="its operator can set `input` for a pipeline",
+                hint="for a pipeline, the origin's operator can set `input`",
             )
         if info.ended:
             raise Conflict("the stream has ended", code="stream_ended", hint="open a new stream")

@@ -104,7 +104,7 @@ async def log_first_notices(ledger: Ledger, stream: bytes, recipe: Recipe, now_m
     try:
         history = History(recipe.base, begin=recipe.base)
         refusal = await log_notices(ledger, stream, 1, notices, history, now_ms)
-    except Unavailable as error:  # the notices are appended later, when the stream is claimed
+    except Unavailable as error:  # they are appended later, when a worker takes the stream
         log.warning("stream.notices_deferred", stream=stream.hex(), error=str(error))
     else:
         if refusal is not None:

@@ -13,7 +13,8 @@ from tailrace.kernels.gpu_limits import LEAST_CAPABILITY, LEAST_SHARED_BYTES, Ca
 from tailrace.kernels.triton_version import is_supported, supported_versions
 
 LEAST_FREE_BYTES = 512 << 20
-"""Minimum free GPU memory in bytes, most of which CUDA's context and the kernels take."""
+"""Minimum free GPU memory in bytes with which a worker can start, without the memory of its model.
+CUDA's context and the kernels take most of it."""
 LEAST_TORCH = (2, 11)
 """Minimum version of PyTorch, the same as in the package's extra `torch`."""
 LEAST_DRIVERS = {12: "525", 13: "580"}

@@ -37,7 +37,8 @@ PREFILL_ROWS = (64, 128, 256, 512)
 MAX_PREFILL_ROWS = PREFILL_ROWS[-1]
 """Maximum rows of prompts that run through the layers together."""
 MAX_PREFILL_CHUNKS = 16
-"""Maximum chunks of prompts that run together: eight full ones, and some last ones of prompts."""
+"""Maximum number of chunks of prompts that run together. MAX_PREFILL_ROWS has room for eight full
+chunks of 64 tokens, or for more chunks if some are shorter because a prompt ends in them."""
 MAX_DRAWS = 8192
 """Maximum tokens of one launch that the next launch can refer to."""
 
@@ -146,5 +147,8 @@ def _up_to(sizes: Sequence[int], most: int) -> Sequence[int]:
 
 
 def captured_rows(rows: int) -> int:
-    """Return the rows of the smallest captured step for `rows` rows, or of the largest step."""
+    """Return the number of rows of the smallest captured step that has room for `rows` rows.
+
+    Return MAX_STEP_ROWS if no captured step has room for them.
+    """
     return next((size for size in STEP_ROWS if size >= rows), MAX_STEP_ROWS)

@@ -142,9 +142,10 @@ class Model(Protocol):
         """
 
     def draw(self, hidden: Tensor, draws: Sequence[Draw]) -> list[Drawn]:
-        """Return the tokens that follow these rows: fp32 [len(draws), H].
+        """Return one token for each row of `hidden`, drawn as the entry of `draws` for it requests.
 
-        Raises ValueError for a mask that allows nothing or an argument that does not fit.
+        hidden: fp32 [len(draws), H], where H is the model's hidden size. Raises ValueError for a
+        mask that allows nothing or an argument that does not fit.
         """
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -30,7 +30,8 @@ class Presence:
         self._core = ChatPresence(shared=shared is not None)
         self._shared = shared
         self._followers: dict[bytes, dict[Callable[[], None], None]] = {}
-        self._told = set[bytes]()  # chats whose followers were told in the last REPORT_INTERVAL_S
+        # Chats whose followers were notified of their number within the last REPORT_INTERVAL_S.
+        self._told = set[bytes]()
         self._due = asyncio.Event()
         if shared is not None:
             shared.watch(self._noticed)

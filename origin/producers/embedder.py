@@ -144,14 +144,14 @@ def _count(tokenizer: Any, text: str, limit: int | None) -> int:
 
 
 def _device(device: str) -> str | None:
-    """Return the device for the libraries; None, for `auto`, leaves the choice to them."""
+    """Return the device for sentence-transformers or transformers; None lets the library choose."""
     return None if device == "auto" else device
 
 
 def _library(name: str) -> Any:
-    """Import one of the libraries by name.
+    """Import sentence-transformers or transformers by its module name.
 
-    They are imported late, because they import torch, and as `Any`, because they have no types.
+    Both are imported late, because they import torch, and as `Any`, because they have no types.
     """
     try:
         importlib.import_module("transformers").utils.logging.disable_progress_bar()

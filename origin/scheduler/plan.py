@@ -58,7 +58,10 @@ class Plan:
 
 
 def rows_of(works: Iterable[Work]) -> int:
-    """Return the number of decoding rows, counting one for each run that is being prefilled."""
+    """Return the number of rows of a step.
+
+    A Work for decoding has one row for each of its tokens, and a Work for prefill counts as one.
+    """
     return sum(1 if work.prefill else len(work.ids) for work in works)
 
 

@@ -276,7 +276,7 @@ class Scheduler:
                 if end - start > room or not room:
                     return room, True
                 if end == start:
-                    cut = True  # no more rows fit, but chunks of other runs may
+                    cut = True  # no rows are left for this run; chunks of others may still fit
                 elif self._table.reach(run, end, works):
                     works[run.run] = self._work(run, end, start)
                     room -= end - start

@@ -112,7 +112,7 @@ class LivePool:
             try:
                 self.happen(ModelPinned(model, pinned=True))
             except CallerError as error:
-                log.warning("pin.ignored", model=model, error=str(error))
+                log.warning("model.pin_not_restored", model=model, error=str(error))
 
     async def apply(self, policy: str, *, shadow: bool) -> None:
         """Switch to another policy or, with `shadow`, run it in the shadow pool.

@@ -72,7 +72,12 @@ class LastUse:
 
     @classmethod
     def restored(cls, stored_ms: int, expiry: Expiry, now_ms: int) -> LastUse:
-        """Return the last use after a restart, assuming the latest read that was not stored."""
+        """Return the last use of a stream after a restart of the origin.
+
+        The times of some reads are kept only in memory, for up to `expiry.unwritten_ms` after the
+        stored time. The restart has lost them, so assume that the stream was read at the end of
+        this period, or now if the period has not ended.
+        """
         unstored = min(stored_ms + expiry.unwritten_ms, now_ms)
         return cls(max(stored_ms, unstored), stored_ms)
 

@@ -226,7 +226,9 @@ def control_event(offset: Offset, cursor: int, *, up_to_date: bool, closed: bool
 
 
 class EventTexts:
-    """Text of events for pages: JSON and text as they are, everything else in base64.
+    """Converts pages of a stream to the text of server-sent events.
+
+    JSON and text are sent as they are, and data of any other content type in base64.
 
     For UTF-8 text, a character that is incomplete is held back until its end arrives.
     """

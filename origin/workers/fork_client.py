@@ -96,7 +96,7 @@ class ForkServer:
     """Keeps one fork server running for workers that run `module` with `settings`.
 
     Attributes:
-        refusal: Why no worker is forked any more; empty while workers may be forked.
+        refusal: Why workers cannot be forked and must be spawned; empty if they can be forked.
         stages: The stages in which the latest fork server started.
     """
 
@@ -108,7 +108,7 @@ class ForkServer:
         self._process: asyncio.subprocess.Process | None = None
         self._socket: socket.socket | None = None
         self._waiting: ForkedProcess | None = None
-        # Set while a forked worker waits for its arguments, and once no worker is forked any more.
+        # Set while a forked worker waits for its arguments, and for good once there is a `refusal`.
         self._settled = asyncio.Event()
 
     @property

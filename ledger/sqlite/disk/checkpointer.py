@@ -170,9 +170,10 @@ class Checkpointer:
             self._finish = Finish.SOON
 
     async def wait_for_checkpoint(self) -> None:
-        """Wait for a checkpoint in progress, and let later checkpoints end with `Finish.LATE`.
+        """Wait for a checkpoint in progress, and make this and later checkpoints finish late.
 
-        They do so until the next call of `checkpoint`. A requested `Finish.CUT` stays.
+        Until the next call of `checkpoint`, they end as `Finish.LATE` describes. If `Finish.CUT`
+        was requested, they end with it nevertheless.
         """
         if self._finish is Finish.SOON:
             self._finish = Finish.LATE

@@ -33,7 +33,7 @@ MAX_LARGE_DECODERS = 16
 FIRST_ESTIMATE_MS = 800
 """Length of the sound from which the mean of a new voice is first computed, in ms."""
 NEW_VOICE_MS = 3_000
-"""Length of the utterances after which a voice is not new any more, in ms."""
+"""Total length of a stream's utterances after which its voice is not new any more, in ms."""
 FRAME_MS = 10
 """Length of the frames of the decoder, in ms."""
 WORD_PENALTY = 0.002

@@ -272,7 +272,10 @@ def _clean(text: str) -> str:
 
 
 def history_place(config: LedgerConfig, data: Path) -> str:
-    """Return a path, or the URL of a shared ledger, including its password."""
+    """Return where an origin keeps its history: the path of its file, or a shared ledger's URL.
+
+    The URL includes the ledger's password.
+    """
     if config.url is not None:
         return config.url.get_secret_value()
     beside = (config.path or data / "ledger.db").parent

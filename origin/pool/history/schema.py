@@ -1,7 +1,7 @@
 """The tables of a history, described once for SQLite and PostgreSQL, and statements on them.
 
-Times are Unix time in ms; docs/warm-pools.md describes each column, and `VERSION` changes with any
-of them. Parameters are written as in PostgreSQL, `$1`.
+Times are Unix time in ms, and docs/warm-pools.md describes each column. A change of a table or
+column needs a new `VERSION`. Parameters are written as in PostgreSQL, `$1`.
 """
 
 from __future__ import annotations

@@ -325,12 +325,16 @@ def _azure(path: Path, speeds: TokenSpeeds, seed: int) -> Iterator[Request]:
     for row in _csv_rows(path, ("TIMESTAMP", "ContextTokens", "GeneratedTokens"), ()):
         text = str(row.value("TIMESTAMP"))
         try:
-            at = datetime.fromisoformat(text)  # this drops the seventh decimal of the seconds
+            at = datetime.fromisoformat(text)  # ignores the seventh decimal of Azure's seconds
         except ValueError:
-            raise row.wrong("TIMESTAMP", f"{text!r} is not a date and time") from None
+            raise row.wrong(
+                "TIMESTAMP",
+                f"{text!r} is not a date and time",
+                "a time as in ISO 8601, such as 2023-11-16 18:15:46.680590",
+            ) from None
         zero = zero or at
         if (at.tzinfo is None) != (zero.tzinfo is None):
-            raise row.wrong("TIMESTAMP", "some times have a zone and some have none")
+            raise row.wrong("TIMESTAMP", "only some times have a time zone", "all or none")
         tokens = [row.whole(name, "tokens") for name in ("ContextTokens", "GeneratedTokens")]
         yield row, "TIMESTAMP", path.stem, (at - zero).total_seconds(), speeds.seconds(*tokens)
 

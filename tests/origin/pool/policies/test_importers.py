@@ -64,7 +64,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         (
             "azure",
             AZURE + "2023-11-16 18:00:00,1,2\n2023-11-16 18:00:01+00:00,1,2\n",
-            "row 3: column TIMESTAMP: some times have a zone and some have none",
+            "row 3: column TIMESTAMP: only some times have a time zone",
         ),
         ("azure", AZURE + "2023-11-16 18:00:00,-1,2\n", "row 2: column ContextTokens: '-1' is neg"),
         ("azure", AZURE, "holds no request"),
