@@ -19,8 +19,9 @@ from tailrace.origin.config import PipelineConfig
 from tailrace.origin.generations.stream_log import skipped_stage
 from tailrace.origin.pipelines.inner_stream import AskingStage, caller_of
 from tailrace.origin.pipelines.logged_stage import LoggedStage
+from tailrace.origin.pipelines.order_pipe import StageProcessLost
 from tailrace.origin.pipelines.origin_client import OriginClient
-from tailrace.origin.pipelines.process_pool import ProcessPool, RemoteStage, StageProcessLost
+from tailrace.origin.pipelines.process_pool import ProcessPool, RemoteStage
 from tailrace.origin.pipelines.runner import RunningStage, outputs
 from tailrace.origin.pipelines.stage import (
     AnyStage,

@@ -22,7 +22,7 @@ from tailrace.ledger.errors import TailraceError
 from tailrace.ledger.frame import FinishReason
 from tailrace.ledger.process.tasks import background
 from tailrace.origin.generations.stream_log import STAGE_SKIPPED, skip_message
-from tailrace.origin.pipelines.process_pool import StageProcessLost
+from tailrace.origin.pipelines.order_pipe import StageProcessLost
 from tailrace.origin.pipelines.queue import ItemQueue
 from tailrace.origin.pipelines.stage import AnyStage, Item, Items, Prompt
 from tailrace.origin.producer import Data, End, Output, Remark, RunFate, TimedStage

@@ -59,6 +59,8 @@ stage = "debounce"
 PIECE_BYTES = PIECE_MS * BYTES_PER_MS
 SPEAKERS = 6
 """Number of different sounds, of which each stream has one."""
+SPREAD_S = 5.0
+"""Time in seconds over which the streams begin: people do not end their sentences together."""
 CREDIT_FRAMES = 1024
 CHANNELS = 200
 """Number of channels on which Inputs wait for their answer."""
@@ -111,11 +113,11 @@ def _through(stages: Sequence[AnyStage], items: Iterable[Item], *, ends: bool) -
 
 
 async def caption_all(edge: Edge, streams: int, sounds: list[Spoken]) -> Captions:
-    """Caption streams that begin within one piece of each other."""
+    """Caption streams that begin one after the other, within SPREAD_S seconds."""
     found = Captions()
     begin_s = time.perf_counter() + 1 + streams / 50
     works = [
-        _Speaker(edge.url, sounds[nth % len(sounds)], begin_s + nth / streams * PIECE_MS / 1e3)
+        _Speaker(edge.url, sounds[nth % len(sounds)], begin_s + nth / streams * SPREAD_S)
         for nth in range(streams)
     ]
     await asyncio.gather(*(work.run(found) for work in works))

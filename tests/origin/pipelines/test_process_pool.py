@@ -12,11 +12,11 @@ import pytest
 
 from tailrace.ledger.frame import FinishReason
 from tailrace.origin.generations.stream_log import STAGE_SKIPPED, skip_message
+from tailrace.origin.pipelines.order_pipe import StageProcessLost
 from tailrace.origin.pipelines.process_pool import (
     COMMAND,
     ProcessPool,
     RemoteStage,
-    StageProcessLost,
 )
 from tailrace.origin.pipelines.queue import MAX_QUEUED_ITEMS
 from tailrace.origin.pipelines.runner import RunningStage, outputs

@@ -1,0 +1,135 @@
+"""The pipes to a process of stages: orders go there, and replies come back in the same order.
+
+Some orders are sent before the replies to earlier ones have come, so that the process need not wait
+for its worker between two orders.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections import deque
+from contextlib import suppress
+
+import structlog
+
+from tailrace.ledger.errors import TailraceError, Unavailable
+from tailrace.origin.pipelines.stage_orders import LENGTH_BYTES, Order, Reply, packed
+
+MAX_SENT_ORDERS = 16
+"""Maximum number of orders whose replies have not come yet. Further ones wait in the worker, where
+those of a stream that ends are dropped."""
+
+log = structlog.get_logger("pipeline")
+
+
+class StageProcessLost(Unavailable):
+    """The process of a stage has ended, and its stage objects with it."""
+
+
+class StageFailed(TailraceError, code="stage_failed"):
+    """A stage of kind `cpu` has raised an error, or took too long."""
+
+
+class OrderPipe:
+    """A process of stages, and the orders that it has not replied to yet, oldest first."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        """Begin to read the replies of a process, whose stdin and stdout are pipes."""
+        self.is_lost = False
+        """True if the process has ended."""
+        self._process = process
+        self._sent: deque[tuple[asyncio.Future[Reply], float | None]] = deque()
+        self._has_sent = asyncio.Event()
+        self._room = asyncio.Semaphore(MAX_SENT_ORDERS)
+        self._reading = asyncio.create_task(self._read())
+
+    async def ask(self, order: Order, limit_s: float | None) -> Reply:
+        """Send an order, and return its reply; the time limit begins when the order is the oldest.
+
+        Raises:
+            StageProcessLost: The process has ended.
+            StageFailed: The stage failed, or took longer than `limit_s` seconds. The process is
+                then killed.
+        """
+        async with self._room:
+            asked = self._write(order, limit_s)
+            with suppress(OSError):  # the process has ended, which the reader of its replies sees
+                assert self._process.stdin is not None
+                await self._process.stdin.drain()
+            reply = await asked
+        if reply.failure is not None:
+            raise StageFailed(reply.failure)
+        return reply
+
+    def send(self, order: Order) -> None:
+        """Send an order, whatever becomes of it."""
+        if not self.is_lost:
+            self._write(order, None).cancel()
+
+    async def close(self) -> None:
+        """End the process."""
+        self._reading.cancel()
+        await asyncio.gather(self._reading, return_exceptions=True)
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        await self._end()
+
+    def _write(self, order: Order, limit_s: float | None) -> asyncio.Future[Reply]:
+        """Write an order, and return the future of its reply.
+
+        Raises:
+            StageProcessLost: The process has ended.
+        """
+        if self.is_lost:
+            raise _lost()
+        assert self._process.stdin is not None
+        data = packed(order)
+        asked: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._sent.append((asked, limit_s))
+        self._has_sent.set()
+        self._process.stdin.write(data)
+        return asked
+
+    async def _read(self) -> None:
+        """Read replies until the process has ended, or takes too long for an order."""
+        try:
+            while True:
+                await self._read_next()
+        except TimeoutError:
+            late, limit_s = self._sent.popleft()
+            if not late.done():
+                late.set_exception(StageFailed(f"it took more than {limit_s:g} s for an item"))
+        except (OSError, asyncio.IncompleteReadError):
+            pass
+        status = await self._end()
+        log.warning("stage.process_lost", pid=self._process.pid, status=status)
+
+    async def _read_next(self) -> None:
+        while not self._sent:
+            self._has_sent.clear()
+            await self._has_sent.wait()
+        asked, limit_s = self._sent[0]
+        assert self._process.stdout is not None
+        async with asyncio.timeout(limit_s):
+            head = await self._process.stdout.readexactly(LENGTH_BYTES)
+            data = await self._process.stdout.readexactly(int.from_bytes(head, "little"))
+        self._sent.popleft()
+        if not asked.done():  # the stream of the order may have ended
+            asked.set_result(pickle.loads(data))
+
+    async def _end(self) -> int:
+        """Kill the process, fail the orders without a reply, and return its exit status."""
+        self.is_lost = True
+        with suppress(ProcessLookupError):
+            self._process.kill()
+        status = await self._process.wait()
+        while self._sent:
+            asked, _ = self._sent.popleft()
+            if not asked.done():
+                asked.set_exception(_lost())
+        return status
+
+
+def _lost() -> StageProcessLost:
+    return StageProcessLost("the process of the stage was lost")
