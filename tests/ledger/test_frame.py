@@ -58,6 +58,7 @@ from tailrace.ledger.frame import (
     Sibling,
     Snapshot,
     Splitter,
+    StageSwitch,
     StreamError,
     StreamState,
     Token,
@@ -83,7 +84,7 @@ from tests.schema_text import CLIENT_SCHEMA, canonical, read_schema, schema_hash
 SCHEMA = read_schema(CLIENT_SCHEMA)
 PARTS = (
     *(Branch, Caller, Header, Message, ModelTier, OutputFormat),
-    *(Sampling, Score, Sibling, TokenScores, Tools),
+    *(Sampling, Score, Sibling, StageSwitch, TokenScores, Tools),
 )
 """Structs that are no frames of their own."""
 ENUMS: list[type[Word]] = [
