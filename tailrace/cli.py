@@ -17,7 +17,7 @@ from tailrace.commands.gpu import gpu_app
 from tailrace.commands.key import key_app
 from tailrace.commands.ledger import ledger_app
 from tailrace.commands.model import HeadOption, KvCacheOption, WeightsOption, model_app
-from tailrace.commands.options import LOCAL, ConfigOption, JsonOption, command_group, extra
+from tailrace.commands.options import LOCAL, ConfigOption, JsonOption, api_key, command_group, extra
 from tailrace.commands.top import top
 from tailrace.commands.usage import usage
 from tailrace.commands.warm import warm_app
@@ -164,6 +164,7 @@ def up(
             upstream=server or None,
             sample=sample,
             as_json=as_json,
+            api_key=api_key(),
         )
 
     asyncio.run(run())

@@ -109,6 +109,7 @@ SAMPLE_PROMPT = "Once upon a time"
 SAMPLE_QUESTION = "Tell me a short story about a fox."
 SAMPLE_TOKENS = 64
 SAMPLE_SEED = 7
+NO_SAMPLE = "This edge requires an API key. Set TAILRACE_API_KEY to one to see a sample here."
 SAMPLE_CUT_AFTER = 24  # number of tokens after which the sample's connection is cut
 
 
@@ -139,10 +140,11 @@ async def serve(
     upstream: UpstreamServer | None = None,
     sample: bool,
     as_json: bool,
+    api_key: str | None = None,
 ) -> None:
     """Serve the demo model, or the models of `upstream`, until SIGINT or SIGTERM.
 
-    A port of 0 stands for any free one.
+    A port of 0 stands for any free one. `api_key` is for the sample, if the edge has API keys.
 
     Raises TailraceError if the origin or the edge cannot start, or ends too often.
     """
@@ -158,16 +160,18 @@ async def serve(
     children = _children(place, upstream, console)
 
     async def welcome() -> None:
-        await wait_until_ready(place, console)
+        needs_key = await wait_until_ready(place, console)
         ready_s = time.monotonic() - started_s
         for child in children:
             child.proven = True
         if as_json:
             pids = {child.name: child.pid for child in children}
             print(ready_line(place, upstream, pids, ready_s), flush=True)
-        print_addresses(place, upstream, ready_s, console)
-        if sample:
-            await print_sample(place, upstream, console)
+        print_addresses(place, upstream, ready_s, console, needs_key=needs_key)
+        if sample and needs_key and not api_key:
+            console.print(f"\n{NO_SAMPLE}", style="yellow", markup=False, soft_wrap=True)
+        elif sample:
+            await print_sample(place, upstream, console, api_key)
         console.print("\nCtrl-C stops it.", style="dim")
         await asyncio.Event().wait()
 
@@ -260,8 +264,11 @@ def _bind(kind: socket.SocketKind, port: int) -> int | None:
 # ---- what a person is shown ----
 
 
-async def wait_until_ready(place: Addresses, console: Console) -> None:
-    """Poll /readyz until the edge is ready; meanwhile show why it is not."""
+async def wait_until_ready(place: Addresses, console: Console) -> bool:
+    """Poll /readyz until the edge is ready; meanwhile show why it is not.
+
+    Returns True if the edge requires API keys: without one, such an edge does not list its origins.
+    """
     shown = ""
     began_s = time.monotonic()
     # trust_env=False: a proxy from the environment could not reach loopback.
@@ -273,6 +280,7 @@ async def wait_until_ready(place: Addresses, console: Console) -> None:
                     _show_progress(reason, status, console)
                     shown = reason
                 await asyncio.sleep(READY_POLL_S)
+    return "origins" not in answer
 
 
 async def _ask_ready(client: httpx.AsyncClient, place: Addresses) -> dict[str, Any] | None:
@@ -289,12 +297,13 @@ def why_not_ready(answer: dict[str, Any] | None, waited_s: float) -> str:
     """Return why the edge is not ready, from its answer to /readyz `waited_s` after the start.
 
     The edge starts faster than the origin, and at first reports that it has no link to an origin.
-    This is part of a normal start, so it is shown as a problem only after ORIGIN_START_S.
+    This is part of a normal start, so it is shown as a problem only after ORIGIN_START_S. An edge
+    with API keys never says here if it has a link.
     """
     if answer is None:
         return "starting the edge"
     is_linked = any(origin["up"] for origin in answer.get("origins", ()))
-    if "origins" in answer and not is_linked and waited_s < ORIGIN_START_S:
+    if not is_linked and waited_s < ORIGIN_START_S:
         return "starting the origin"
     return ", ".join(answer["reasons"])
 
@@ -326,9 +335,16 @@ def ready_line(
 
 
 def print_addresses(
-    place: Addresses, upstream: UpstreamServer | None, ready_s: float, console: Console
+    place: Addresses,
+    upstream: UpstreamServer | None,
+    ready_s: float,
+    console: Console,
+    *,
+    needs_key: bool,
 ) -> None:
     """Print the addresses, and a curl command for a first request."""
+    key_flag = '-H "Authorization: Bearer $TAILRACE_API_KEY" ' if needs_key else ""
+    key = "$TAILRACE_API_KEY" if needs_key else "unused"
     if upstream is None:
         serves = "the demo model"
         request = {"model": "demo", "prompt": SAMPLE_PROMPT, "max_tokens": 200}
@@ -346,15 +362,17 @@ def print_addresses(
         f"  origin link    {place.link}\n"
         f"  data and logs  {place.data}\n\n"
         "Try it:\n\n"
-        f"  curl -N {place.http_url}{path} {flags}-d '{json.dumps(request)}'\n\n"
+        f"  curl -N {place.http_url}{path} {key_flag}{flags}-d '{json.dumps(request)}'\n\n"
         "Point any OpenAI SDK at it:\n\n"
-        f"  export OPENAI_BASE_URL={place.http_url}/v1 OPENAI_API_KEY=unused",
+        f"  export OPENAI_BASE_URL={place.http_url}/v1 OPENAI_API_KEY={key}",
         markup=False,
         soft_wrap=True,  # line breaks within the command would break it when it is copied
     )
 
 
-async def print_sample(place: Addresses, upstream: UpstreamServer | None, console: Console) -> None:
+async def print_sample(
+    place: Addresses, upstream: UpstreamServer | None, console: Console, api_key: str | None
+) -> None:
     """Show one short stream that is cut and resumed; if it fails, only print the error."""
     console.print(f"\nA sample, cut after {SAMPLE_CUT_AFTER} tokens and resumed:\n")
 
@@ -375,7 +393,9 @@ async def print_sample(place: Addresses, upstream: UpstreamServer | None, consol
         write(f"  > {SAMPLE_QUESTION}\n\n  ")
     try:
         # trust_env=False: a proxy from the environment could not reach loopback.
-        async with Client([place.http_url], on_state=viewer.on_state, trust_env=False) as client:
+        async with Client(
+            [place.http_url], api_key=api_key, on_state=viewer.on_state, trust_env=False
+        ) as client:
             _, summary = await viewer.follow(client.generate(**request, max_tokens=SAMPLE_TOKENS))
     except TailraceError as error:
         console.print(f"\nthe sample failed: {error}", style="red", markup=False)

@@ -21,20 +21,23 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from tailrace.client import Client
 from tailrace.ledger.frame import Token
-from tailrace.up import ORIGIN_START_S, why_not_ready
+from tailrace.up import NO_SAMPLE, ORIGIN_START_S, why_not_ready
 
 TIMEOUT_S = 60.0
 ANY_PORTS = ("--http-port", "0", "--https-port", "0", "--link-port", "0")
 
 
 @contextmanager
-def tailrace_up(data: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], Any]]:
+def tailrace_up(
+    data: Path, *arguments: str, **environment: str
+) -> Iterator[tuple[subprocess.Popen[str], Any]]:
     """Yield the running command and its ready line; killed if the test leaves it running."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tailrace.cli", "up", "--data", str(data), "--json", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env=os.environ | environment,
     )
     assert process.stdout is not None
     try:
@@ -85,6 +88,27 @@ def test_up_shows_a_sample_replaces_an_edge_that_dies_and_stops_when_told(tmp_pa
     assert f"⟨cut after 24 tokens · resumed on {ready['http']}, from index 24⟩" in shown
     assert "the edge was ended by SIGKILL; starting it again" in shown_later
     assert (tmp_path / "ledger.db").is_file()
+
+
+def test_with_api_keys_up_shows_how_to_send_one_and_needs_one_for_its_sample(
+    tmp_path: Path,
+) -> None:
+    keys = str(tmp_path / "keys.json")
+    added = subprocess.run(
+        [sys.executable, "-m", "tailrace.cli", "key", "add", "web", "--keys", keys],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for key, sampled in (("", False), (added.stdout.strip(), True)):
+        environment = {"TAILRACE_EDGE_API_KEYS": keys, "TAILRACE_API_KEY": key}
+        with tailrace_up(tmp_path, *ANY_PORTS, **environment) as (process, _):
+            shown = "".join(lines_until(process.stderr, "Ctrl-C stops it."))
+        assert '-H "Authorization: Bearer $TAILRACE_API_KEY"' in shown
+        assert "OPENAI_API_KEY=$TAILRACE_API_KEY" in shown
+        assert "no_origin" not in shown
+        assert (NO_SAMPLE in shown) is not sampled
+        assert ("⟨cut after 24 tokens" in shown) is sampled
 
 
 def test_nothing_that_up_started_outlives_a_sigkill_of_it(tmp_path: Path) -> None:
