@@ -69,6 +69,7 @@ PHRASES = [BLOCKED, *(f"phrase {number}" for number in range(999))]
 SETTINGS = f"""
 [origin]
 max_streams = 4096
+text_streams = 1024
 
 [models.words]
 producer = "tests.bench.bench_pipeline:Paced"

@@ -42,6 +42,9 @@ from tests.e2e.test_processes import children_of
 from tests.spoken import DIGITS
 
 SETTINGS = f"""
+[origin]
+text_streams = 1024
+
 [pipelines.captions]
 input = "pcm"
 [[pipelines.captions.stages]]
