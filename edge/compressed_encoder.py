@@ -8,15 +8,11 @@ that still sends older events needs a compressor and its memory.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
 from weakref import WeakSet
 
 import zstandard
-from starlette.responses import Response
 
-from tailrace.edge.generate.encoders import Encoder
-from tailrace.edge.origins.origin_pool import OriginPool
-from tailrace.ledger.errors import TailraceError
+from tailrace.edge.generate.encoders import Encoder, WrappedEncoder
 from tailrace.ledger.frame import CLOSING, LOGGED, TAG_OFFSET, Opened, index_of
 
 MIN_REPLAY_FRAMES = 64
@@ -59,21 +55,14 @@ class _Compressor:
 _in_use: WeakSet[_Compressor] = WeakSet()
 
 
-class CompressedEncoder(Encoder):
+class CompressedEncoder(WrappedEncoder):
     """Compresses what `inner` encodes, if the stream has enough frames already."""
 
-    __slots__ = (
-        *("_compressor", "_end", "_header", "_inner", "_is_caught_up", "_is_used"),
-        *("ends_by_204", "headers", "hold_s", "media_type", "shows_corr"),
-    )
+    __slots__ = ("_compressor", "_end", "_header", "_is_caught_up", "_is_used", "headers")
 
     def __init__(self, inner: Encoder, *, always: bool = False) -> None:
         """Compress also a stream with few frames if `always` is True."""
-        self._inner = inner
-        self.media_type = inner.media_type
-        self.ends_by_204 = inner.ends_by_204
-        self.shows_corr = inner.shows_corr
-        self.hold_s = inner.hold_s
+        super().__init__(inner)
         self.headers = VARY
         self._is_used = always
         self._compressor: _Compressor | None = None
@@ -83,7 +72,7 @@ class CompressedEncoder(Encoder):
 
     def opened(self, opened: Opened) -> None:
         """Decide if the response is compressed, from the number of frames that exist already."""
-        self._inner.opened(opened)
+        super().opened(opened)
         self.begin(opened)
 
     def begin(self, opened: Opened) -> None:
@@ -95,10 +84,6 @@ class CompressedEncoder(Encoder):
             _in_use.add(self._compressor)
         if self._is_used:
             self.headers = {**VARY, **HEADERS}
-
-    def refusal(self, error: TailraceError) -> Response:
-        """Return the response to send if the origin refuses the request; it is not compressed."""
-        return self._inner.refusal(error)
 
     def frames(self, frames: list[bytes]) -> bytes:
         """Return the encoded, compressed frames; a frame that closes the stream ends the body."""
@@ -112,22 +97,13 @@ class CompressedEncoder(Encoder):
             self._is_caught_up = index_of(frames[-1]) + 1 >= self._end
         return data
 
-    @property
-    def first_held(self) -> int | None:
-        """The index of the oldest frame that the inner encoder holds back."""
-        return self._inner.first_held
-
     def release(self) -> bytes:
         """Return the text that the inner encoder holds back, as blocks."""
-        return self.blocks(self._inner.release())
+        return self.blocks(super().release())
 
     def keepalive(self) -> bytes:
         """Return the keepalive of the inner encoder, as a block."""
-        return self.blocks(self._inner.keepalive())
-
-    def before_end(self, link: OriginPool) -> Awaitable[None] | None:
-        """Return what must have completed before the inner encoder can encode the StreamEnd."""
-        return self._inner.before_end(link)
+        return self.blocks(super().keepalive())
 
     def blocks(self, data: bytes) -> bytes:
         """Return whole zstd blocks with this data, so that a client can decompress it at once."""

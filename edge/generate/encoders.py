@@ -103,6 +103,44 @@ class Encoder(Protocol):
         return None
 
 
+class WrappedEncoder(Encoder):
+    """Base class of encoders around another encoder, `inner`, which does all that they do not."""
+
+    __slots__ = ("_inner", "ends_by_204", "hold_s", "media_type", "shows_corr")
+
+    def __init__(self, inner: Encoder) -> None:
+        self._inner = inner
+        self.media_type = inner.media_type
+        self.ends_by_204 = inner.ends_by_204
+        self.shows_corr = inner.shows_corr
+        self.hold_s = inner.hold_s
+
+    def opened(self, opened: Opened) -> None:
+        """Note that the stream was opened."""
+        self._inner.opened(opened)
+
+    def refusal(self, error: TailraceError) -> Response:
+        """Return the response to send if the origin refuses the request."""
+        return self._inner.refusal(error)
+
+    @property
+    def first_held(self) -> int | None:
+        """The index of the oldest frame that `inner` holds back; None if it holds back none."""
+        return self._inner.first_held
+
+    def release(self) -> bytes:
+        """Return the encoded text that `inner` holds back."""
+        return self._inner.release()
+
+    def keepalive(self) -> bytes:
+        """Return the keepalive of `inner`."""
+        return self._inner.keepalive()
+
+    def before_end(self, link: OriginPool) -> Awaitable[None] | None:
+        """Return what must have completed before `inner` can encode the StreamEnd."""
+        return self._inner.before_end(link)
+
+
 class NativeEncoder(Encoder):
     """Base class of the encoders of `/v1/generate`, which encode each frame separately."""
 

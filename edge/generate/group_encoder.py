@@ -1,44 +1,27 @@
-"""The encoder of responses with grouped text, in any dialect that shows each frame by itself."""
+"""The encoder of responses with grouped text, in any format that shows each frame separately."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-
-from starlette.responses import Response
-
-from tailrace.edge.generate.encoders import Encoder
+from tailrace.edge.generate.encoders import Encoder, WrappedEncoder
 from tailrace.edge.generate.grouping import FrameGrouper, Grouping
 from tailrace.edge.generate.snapshot import as_snapshot, as_text
-from tailrace.edge.origins.origin_pool import OriginPool
-from tailrace.ledger.errors import TailraceError
-from tailrace.ledger.frame import FRAMES_TYPE, Opened
+from tailrace.ledger.frame import FRAMES_TYPE
 
 
-class GroupEncoder(Encoder):
+class GroupEncoder(WrappedEncoder):
     """Joins frames of text into pieces, and encodes the pieces and all other frames with `inner`.
 
     A reader of frames gets a Snapshot for each piece of several frames, because its indexes must
     have no gap. The other encoders get a Token or Reasoning with the index of the last frame.
     """
 
-    __slots__ = ("_grouper", "_inner", "ends_by_204", "hold_s", "media_type", "shows_corr")
+    __slots__ = ("_grouper",)
 
     def __init__(self, inner: Encoder, grouping: Grouping) -> None:
-        self._inner = inner
+        super().__init__(inner)
         shows_frames = inner.media_type == FRAMES_TYPE
         self._grouper = FrameGrouper(grouping, as_snapshot if shows_frames else as_text)
         self.hold_s = grouping.ms / 1000
-        self.media_type = inner.media_type
-        self.ends_by_204 = inner.ends_by_204
-        self.shows_corr = inner.shows_corr
-
-    def opened(self, opened: Opened) -> None:
-        """Note that the stream was opened."""
-        self._inner.opened(opened)
-
-    def refusal(self, error: TailraceError) -> Response:
-        """Return the response to send if the origin refuses the request."""
-        return self._inner.refusal(error)
 
     def frames(self, frames: list[bytes]) -> bytes:
         """Return the encoded pieces that these frames complete, and other frames."""
@@ -54,14 +37,6 @@ class GroupEncoder(Encoder):
     def release(self) -> bytes:
         """Return the encoded text that is held."""
         return self._encoded(self._grouper.release())
-
-    def keepalive(self) -> bytes:
-        """Return the keepalive of the inner encoder."""
-        return self._inner.keepalive()
-
-    def before_end(self, link: OriginPool) -> Awaitable[None] | None:
-        """Return what the inner encoder waits for."""
-        return self._inner.before_end(link)
 
     def _encoded(self, ready: list[bytes]) -> bytes:
         return self._inner.frames(ready) if ready else b""
