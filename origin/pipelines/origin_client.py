@@ -19,7 +19,6 @@ from tailrace.ledger.frame import (
     LINK_CODEC,
     SCHEMA_HASH,
     Body,
-    BodyEnd,
     Call,
     Caller,
     Cancel,
@@ -28,8 +27,8 @@ from tailrace.ledger.frame import (
     Frame,
     Header,
     Hello,
+    Logged,
     Open,
-    Opened,
     Pass,
     Splitter,
     StreamError,
@@ -74,34 +73,9 @@ class OriginClient:
         Raises:
             TailraceError: The origin refuses the request, or cannot be reached.
         """
-        writer = await self._connected()
-        corr = self._free_corr()
-        reading = self._readings[corr] = _Reading()
-        request = replace(request, credit=WINDOW_FRAMES, credit_bytes=WINDOW_BYTES)
-        window = Window.starting(0, WINDOW_FRAMES, WINDOW_FRAMES, WINDOW_BYTES)
-        writer.write(LINK_CODEC.encode(request, corr))
-        is_over = False
-        try:
-            while not is_over:
-                frame, size = await reading.frames.get()
-                match frame:
-                    case StreamError():
-                        is_over = True
-                        raise to_error(frame)
-                    case Pass():
-                        continue
-                    case Opened():
-                        yield frame
-                        continue
-                is_over = frame.tag in CLOSING
+        async with aclosing(self._frames(request)) as frames:
+            async for frame in frames:
                 yield frame
-                window.passed(1, size)
-                if not is_over and window.renew(WINDOW_BYTES):
-                    writer.write(encode(Credit(window.limit, window.limit_bytes), corr))
-        finally:
-            del self._readings[corr]
-            if not is_over:
-                writer.write(encode(Detach(), corr))
 
     async def read_input(self, stream: bytes, caller: Caller) -> AsyncGenerator[bytes, None]:
         """Yield the bytes of a stream's input as soon as they are stored, until it is complete.
@@ -148,32 +122,39 @@ class OriginClient:
         return b"".join([data async for data in self._call(call)])
 
     async def _call(self, call: Call) -> AsyncGenerator[bytes, None]:
-        """Call an object of the origin, and yield the pieces of its answer's body.
+        """Call an object of the origin, and yield the pieces of its answer's body."""
+        async with aclosing(self._frames(call)) as frames:
+            async for frame in frames:
+                if isinstance(frame, Body):
+                    yield frame.data
+
+    async def _frames(self, request: Open | Call) -> AsyncGenerator[Frame, None]:
+        """Send a request, and yield the frames that answer it, up to the one that closes it.
+
+        The origin gets credit for further frames as they are taken.
 
         Raises:
-            TailraceError: The origin refuses the call, or cannot be reached.
+            TailraceError: The origin refuses the request, or cannot be reached.
         """
         writer = await self._connected()
         corr = self._free_corr()
         reading = self._readings[corr] = _Reading()
+        request = replace(request, credit=WINDOW_FRAMES, credit_bytes=WINDOW_BYTES)
         window = Window.starting(0, WINDOW_FRAMES, WINDOW_FRAMES, WINDOW_BYTES)
-        call = replace(call, credit=WINDOW_FRAMES, credit_bytes=WINDOW_BYTES)
-        writer.write(LINK_CODEC.encode(call, corr))
+        writer.write(LINK_CODEC.encode(request, corr))
         is_over = False
         try:
             while not is_over:
                 frame, size = await reading.frames.get()
-                match frame:
-                    case StreamError():
-                        is_over = True
-                        raise to_error(frame)
-                    case BodyEnd():
-                        is_over = True
-                    case Body(data=data):
-                        yield data
-                        window.passed(1, size)
-                        if window.renew(WINDOW_BYTES):
-                            writer.write(encode(Credit(window.limit, window.limit_bytes), corr))
+                is_over = frame.tag in CLOSING
+                if isinstance(frame, StreamError):
+                    raise to_error(frame)
+                if not isinstance(frame, Pass):
+                    yield frame
+                if isinstance(frame, Logged | Body):
+                    window.passed(1, size)
+                    if not is_over and window.renew(WINDOW_BYTES):
+                        writer.write(encode(Credit(window.limit, window.limit_bytes), corr))
         finally:
             del self._readings[corr]
             if not is_over:

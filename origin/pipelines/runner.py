@@ -90,7 +90,7 @@ async def outputs(
 
 
 async def _feed(first: ItemQueue, prompt: Prompt, data: AsyncIterable[bytes] | None) -> None:
-    """Give the first stage its input, as fast as it takes it."""
+    """Put the prompt and the bytes of the input into the queue of the first stage."""
     await first.put(prompt)
     end = End()
     if data is not None:
