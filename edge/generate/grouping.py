@@ -56,7 +56,7 @@ class FrameGrouper:
     with the frame that has the end of the unit, and the beginning of the next unit. So no complete
     unit is held.
 
-    A piece of one frame is that frame, unchanged. A frame that has `chars` characters by itself is
+    A piece of one frame is that frame, unchanged. A frame that alone has `chars` characters is
     not joined with others.
     """
 

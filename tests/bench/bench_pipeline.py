@@ -33,8 +33,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
-import signal
 import statistics
 import sys
 import tempfile
@@ -58,9 +56,13 @@ from tests.bench.pipeline_captions import (  # noqa: E402
     kill_in_turn,
     prepared,
 )
-from tests.e2e.processes import Edge, Origin, running  # noqa: E402
+from tests.e2e.processes import (  # noqa: E402
+    Edge,
+    Origin,
+    children_of,
+    running,
+)
 from tests.e2e.sse import SSE, events  # noqa: E402
-from tests.e2e.test_processes import children_of  # noqa: E402
 
 WORDS = ("the", " river", " ran", " down", " to", " a", " mill", ",", " and", " turned", " it")
 BLOCKED = "mill"
@@ -180,9 +182,7 @@ async def killed(origin: Origin, edge: Edge, options: argparse.Namespace) -> Out
     pause_s = options.tokens / WORDS_PER_S / (options.kills + 1)
     for _, model in zip(range(options.kills), cycle(("safe", "words")), strict=False):
         await asyncio.sleep(pause_s)  # the kills are spread over the time of the streams
-        ready = [one for one in origin.events if one.get("message") == "worker.ready"]
-        os.kill([one["pid"] for one in ready if one["model"] == model][-1], signal.SIGKILL)
-        await origin.saw("worker.ready", len(ready) + 1)
+        await origin.replace_worker(model)
     return await reading
 
 

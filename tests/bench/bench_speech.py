@@ -49,7 +49,7 @@ from tailrace.origin.pipelines.stage import AnyStage, Item, Prompt, StageContext
 from tailrace.origin.producer import Data, End, RunFate  # noqa: E402
 from tests.bench.machine import print_line  # noqa: E402
 from tests.bench.measured import cpu_s  # noqa: E402
-from tests.e2e.test_processes import children_of  # noqa: E402
+from tests.e2e.processes import children_of  # noqa: E402
 from tests.origin.producers.asked import recipe  # noqa: E402
 from tests.spoken import DIGITS, digits, say, wrong_words  # noqa: E402
 
@@ -62,7 +62,7 @@ CONTEXT = StageContext("stage", bytes(16), recipe(), OriginClient(Path("none")))
 
 
 def spoken(seed: int, seconds: float) -> tuple[str, bytes]:
-    """Return utterances of one voice, as text and as sound that is at least so long."""
+    """Return utterances of one voice, as text and as sound that is at least `seconds` long."""
     voice, speed = VOICES[seed % len(VOICES)], SPEEDS[seed // len(VOICES) % len(SPEEDS)]
     said, pcm, at = [], b"", 0
     while len(pcm) < seconds * 1000 * BYTES_PER_MS:

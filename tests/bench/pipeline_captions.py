@@ -8,8 +8,6 @@ follows, and what the text is.
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -38,26 +36,12 @@ from tailrace.origin.pipelines.stage import AnyStage, Item
 from tailrace.origin.producer import Data, End
 from tests.bench.bench_speech import BYTES_PER_MS, PIECE_MS, WORDS, local_stages, spoken
 from tests.e2e.processes import Edge, Origin
-from tests.e2e.test_processes import children_of
-from tests.spoken import DIGITS
+from tests.spoken import captions
 
 SETTINGS = f"""
 [origin]
 text_streams = 1024
-
-[pipelines.captions]
-input = "pcm"
-[[pipelines.captions.stages]]
-stage = "voice-activity"
-[[pipelines.captions.stages]]
-stage = "transcribe"
-processes = 2
-words = {list(DIGITS)}
-[[pipelines.captions.stages]]
-stage = "punctuate"
-optional = true
-[[pipelines.captions.stages]]
-stage = "debounce"
+{captions(processes=2)}
 """
 PIECE_BYTES = PIECE_MS * BYTES_PER_MS
 SPEAKERS = 6
@@ -186,14 +170,7 @@ class _Speaker:
 
 async def kill_in_turn(origin: Origin, kills: int, seconds: float) -> None:
     """Kill the worker of the captions and the process of a stage in turn, spread over a time."""
-    for _, kind in zip(range(kills), cycle(("worker", "stage")), strict=False):
+    in_turn = cycle((origin.replace_worker, origin.kill_stage))
+    for _, kill in zip(range(kills), in_turn, strict=False):
         await asyncio.sleep(seconds / (kills + 1))  # the kills are spread over the streams' time
-        ready = [one for one in origin.events if one.get("message") == "worker.ready"]
-        worker = [one["pid"] for one in ready if one["model"] == "captions"][-1]
-        if kind == "worker":
-            os.kill(worker, signal.SIGKILL)
-            await origin.saw("worker.ready", len(ready) + 1)
-        else:
-            lost = origin.count("stage.process_lost")
-            os.kill(min(children_of(worker)), signal.SIGKILL)
-            await origin.saw("stage.process_lost", lost + 1)
+        await kill("captions")

@@ -14,23 +14,10 @@ from tailrace.up import development_certificate
 from tests.console.pages import PHONE, visiting
 from tests.e2e.browser import browser
 from tests.e2e.processes import Edge, Origin, running
-from tests.spoken import DIGITS, needs_espeak, say
+from tests.spoken import captions, needs_espeak, say
 
 pytestmark = [pytest.mark.anyio, needs_espeak]
 
-SETTINGS = f"""
-[pipelines.captions]
-input = "pcm"
-[[pipelines.captions.stages]]
-stage = "voice-activity"
-[[pipelines.captions.stages]]
-stage = "transcribe"
-words = {list(DIGITS)}
-[[pipelines.captions.stages]]
-stage = "punctuate"
-[[pipelines.captions.stages]]
-stage = "debounce"
-"""
 SPOKEN = ("one two three", "four five six", "seven eight")
 TEXT = "One two three. Four five six. Seven eight."
 MICROPHONE = "--use-file-for-fake-audio-capture={}%noloop"
@@ -54,7 +41,7 @@ async def scene(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene
         file.setframerate(16_000)
         file.writeframes(b"".join(say(one, "en-us+f2") for one in SPOKEN))
     settings = folder / "tailrace.toml"
-    settings.write_text(SETTINGS)
+    settings.write_text(captions())
     files = development_certificate(folder / "certificate", datetime.now(UTC))
     origin = Origin(folder / "data", config=settings)
     edge = Edge(origin, certificate=(files.certificate, files.key))

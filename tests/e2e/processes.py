@@ -126,6 +126,12 @@ class Process:
         return self._process.returncode
 
 
+def children_of(pid: int) -> set[int]:
+    """Return the processes that a process has started."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return {int(each) for each in children.split()}
+
+
 class Origin(Process):
     """A `tailrace origin`; its folder `data` outlives it, so that a second one can continue."""
 
@@ -141,10 +147,22 @@ class Origin(Process):
         await self.saw("worker.ready")
         return self
 
-    def worker_pid(self) -> int:
-        """Return the process of the worker that became ready last."""
+    def worker_pid(self, model: str | None = None) -> int:
+        """Return the process of the worker that became ready last, of all or of one model."""
         ready = [event for event in self.events if event.get("message") == "worker.ready"]
-        return int(ready[-1]["pid"])
+        return int([one["pid"] for one in ready if model in (None, one["model"])][-1])
+
+    async def replace_worker(self, model: str) -> None:
+        """SIGKILL the worker of a model, and wait until another worker is ready."""
+        count = self.count("worker.ready")
+        os.kill(self.worker_pid(model), signal.SIGKILL)
+        await self.saw("worker.ready", count + 1)
+
+    async def kill_stage(self, pipeline: str) -> None:
+        """SIGKILL a process of a pipeline's stage, and wait until its worker has seen it."""
+        count = self.count("stage.process_lost")
+        os.kill(min(children_of(self.worker_pid(pipeline))), signal.SIGKILL)
+        await self.saw("stage.process_lost", count + 1)
 
     async def kill_worker(self) -> None:
         """SIGKILL the worker, and wait until the supervisor has seen it."""

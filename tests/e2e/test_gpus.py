@@ -34,8 +34,8 @@ async def test_four_workers_of_an_origin_see_one_of_two_gpus_each(
     async with running(origin, edge):
         await origin.saw("worker.ready", 4)
         seen: dict[str, Any] = {}
-        # Four workers that import torch at once may silence the origin for so long that its link
-        # to the edge drops and comes again.
+        # While four workers import torch, the origin may send nothing for some seconds. The edge
+        # then drops its link and connects again.
         while "workers" not in seen:
             [seen] = (await client.get(f"{edge.url}/v1/admin/pool")).json()["origins"]
         pids = [worker["pid"] for worker in seen["workers"]]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
@@ -79,13 +77,6 @@ class House:
         self.edges = [Edge(self.origin), Edge(self.origin)]
         self.urls = [edge.url for edge in self.edges]
 
-    async def kill_worker(self, model: str = "hex") -> None:
-        """Kill the worker of a pipeline, and wait until another one is ready."""
-        count = self.origin.count("worker.ready")
-        ready = [one for one in self.origin.events if one.get("message") == "worker.ready"]
-        os.kill(int([one["pid"] for one in ready if one["model"] == model][-1]), signal.SIGKILL)
-        await self.origin.saw("worker.ready", count + 1)
-
 
 @pytest.fixture(scope="module")
 async def house(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
@@ -122,12 +113,12 @@ async def test_input_is_stored_and_read_again_whoever_is_killed(
     assert stored.json() == {"id": reading.stream, "bytes": 100, "complete": False}
     await resume(client, two, reading, stop_after=25)
     assert reading.text == TEXT[: 25 * 9]
-    await house.kill_worker()
+    await house.origin.replace_worker("hex")
     # The first 50 bytes are sent twice, by another edge.
     stored = await send(client, two, reading.stream, BYTES[50:250], 50)
     assert stored.json()["bytes"] == 250
     await resume(client, one, reading, stop_after=10)
-    await house.kill_worker()
+    await house.origin.replace_worker("hex")
     stored = await send(client, one, reading.stream, BYTES[250:], 250, last=True)
     assert stored.json() == {"id": reading.stream, "bytes": len(BYTES), "complete": True}
     await resume(client, two, reading)
@@ -144,7 +135,7 @@ async def test_a_stage_that_never_gives_the_same_twice_is_not_run_again(
     for at in (0, 100, 200, 300):
         await send(client, two, reading.stream, BYTES[at : at + 100], at)
         await resume(client, one, reading, stop_after=25)
-        await house.kill_worker("scattered")
+        await house.origin.replace_worker("scattered")
     await send(client, one, reading.stream, BYTES[400:], 400, last=True)
     await resume(client, two, reading)
     assert reading.indexes == list(range(len(reading.indexes)))

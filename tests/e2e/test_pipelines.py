@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,6 @@ from tailrace.origin.pipelines.text_cutter import TextCutter
 from tests.e2e.held import HeldOrigin
 from tests.e2e.processes import Edge, running
 from tests.e2e.sse import SSE, Reading, events, resume, start
-from tests.e2e.test_processes import children_of
 
 pytestmark = pytest.mark.anyio
 
@@ -108,24 +105,6 @@ class House:
         self.origin = HeldOrigin(folder / "data", config=settings)
         self.edges = [Edge(self.origin), Edge(self.origin)]
 
-    async def kill(self, model: str) -> None:
-        """Kill the worker of one model, and wait until another one is ready."""
-        count = self.origin.count("worker.ready")
-        os.kill(self.worker(model), signal.SIGKILL)
-        await self.origin.saw("worker.ready", count + 1)
-
-    def worker(self, model: str) -> int:
-        """Return the process of a model's worker."""
-        ready = [one for one in self.origin.events if one.get("message") == "worker.ready"]
-        return int([one["pid"] for one in ready if one["model"] == model][-1])
-
-    async def kill_stage(self, pipeline: str) -> None:
-        """Kill the process of a pipeline's stage, and wait until its worker has seen it."""
-        count = self.origin.count("stage.process_lost")
-        [process] = children_of(self.worker(pipeline))
-        os.kill(process, signal.SIGKILL)
-        await self.origin.saw("stage.process_lost", count + 1)
-
 
 @pytest.fixture(scope="module")
 async def pipelines(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
@@ -157,7 +136,7 @@ async def test_a_reader_gets_the_same_masked_text_whoever_is_killed(
         async for event in events(response):
             reading.events.append(event)
             if left and len(reading.events) == left[0][0]:
-                await pipelines.kill(left.pop(0)[1])
+                await pipelines.origin.replace_worker(left.pop(0)[1])
                 if left:
                     pipelines.origin.hold_behind(plain, left[0][0] + HELD_EVENTS)
                 else:
@@ -185,7 +164,7 @@ async def test_a_reader_gets_the_same_text_if_the_process_of_a_stage_is_killed(
             reading.events.append(event)
             if left and len(reading.events) == left[0]:
                 left.pop(0)
-                await pipelines.kill_stage("loud")
+                await pipelines.origin.kill_stage("loud")
                 if left:
                     pipelines.origin.hold_behind(plain, left[0] + HELD_EVENTS)
                 else:
@@ -258,7 +237,7 @@ async def test_a_model_that_a_rule_chooses_is_judged_by_another_whoever_is_kille
     assert whole.end["total_tokens"] > plain.end["total_tokens"]  # with those of the answers
     pipelines.origin.hold(len(plain.text) // 2)
     killed = await start(client, url, REQUEST | {"model": "judged"}, stop_after=1)
-    await pipelines.kill("judged")
+    await pipelines.origin.replace_worker("judged")
     pipelines.origin.go_on()
     assert (await resume(client, url, killed)).events == whole.events
 
@@ -302,7 +281,7 @@ async def test_a_stage_that_a_request_skips_is_skipped_whoever_is_killed(
     assert whole.events == safe.events  # without a notice
     pipelines.origin.hold(len(safe.text) // 2)
     killed = await start(client, url, SKIPS, stop_after=3)
-    await pipelines.kill("loud")
+    await pipelines.origin.replace_worker("loud")
     pipelines.origin.go_on()
     assert (await resume(client, url, killed)).events == whole.events
     loud = await start(client, url, SKIPS | {"stages": {"shout": True}})

@@ -19,7 +19,7 @@ from aioquic.quic.configuration import QuicConfiguration
 
 from tailrace.edge.quic.reuseport_bpf import can_route_by_connection_id
 from tailrace.up import CertificateFiles, development_certificate
-from tests.e2e.processes import Edge, Origin, running
+from tests.e2e.processes import Edge, Origin, children_of, running
 from tests.e2e.sse import TIMEOUT
 from tests.e2e.udp_way import UdpWay
 from tests.edge.quic.fetching import Fetching
@@ -55,12 +55,6 @@ class Several:
         ) as client:
             assert isinstance(client, Fetching)
             yield client
-
-
-def children_of(pid: int) -> set[int]:
-    """Return the processes that serve, of an edge's first one."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return {int(each) for each in children.split()}
 
 
 def serves(pid: int) -> bool:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,26 +12,10 @@ import pytest
 
 from tests.e2e.processes import Edge, Origin, running
 from tests.e2e.sse import Reading, resume, start
-from tests.e2e.test_processes import children_of
-from tests.spoken import DIGITS, needs_espeak, say
+from tests.spoken import captions, needs_espeak, say
 
 pytestmark = [pytest.mark.anyio, needs_espeak]
 
-SETTINGS = f"""
-[pipelines.captions]
-input = "pcm"
-[[pipelines.captions.stages]]
-stage = "voice-activity"
-[[pipelines.captions.stages]]
-stage = "transcribe"
-words = {list(DIGITS)}
-[[pipelines.captions.stages]]
-stage = "punctuate"
-optional = true
-[[pipelines.captions.stages]]
-stage = "debounce"
-ms = 80
-"""
 PIECE_BYTES = 3_200
 UTTERANCES = ("one two three", "four five six", "seven eight")
 TEXT = "One two three. Four five six. Seven eight."
@@ -49,27 +31,9 @@ class House:
 
     def __init__(self, folder: Path) -> None:
         settings = folder / "tailrace.toml"
-        settings.write_text(SETTINGS)
+        settings.write_text(captions())
         self.origin = Origin(folder / "data", config=settings)
         self.edge = Edge(self.origin)
-
-    def worker(self) -> int:
-        """Return the process of the pipeline's worker."""
-        ready = [one for one in self.origin.events if one.get("message") == "worker.ready"]
-        return int([one["pid"] for one in ready if one["model"] == "captions"][-1])
-
-    async def kill_worker(self) -> None:
-        """Kill the worker, and wait until another one is ready."""
-        count = self.origin.count("worker.ready")
-        os.kill(self.worker(), signal.SIGKILL)
-        await self.origin.saw("worker.ready", count + 1)
-
-    async def kill_stage(self) -> None:
-        """Kill the process of the recogniser."""
-        count = self.origin.count("stage.process_lost")
-        [process] = children_of(self.worker())
-        os.kill(process, signal.SIGKILL)
-        await self.origin.saw("stage.process_lost", count + 1)
 
 
 @pytest.fixture(scope="module")
@@ -121,9 +85,9 @@ async def test_speech_becomes_text_and_the_same_text_whoever_is_killed(
     first, second = len(pcm) // 3 // 2 * 2, len(pcm) // 2 // 2 * 2
     await send(client, house, killed.stream, pcm[:first], 0, last=False)
     reading = asyncio.ensure_future(resume(client, house.edge.url, killed))
-    await house.kill_stage()
+    await house.origin.kill_stage("captions")
     await send(client, house, killed.stream, pcm[first:second], first, last=False)
-    await house.kill_worker()
+    await house.origin.replace_worker("captions")
     await send(client, house, killed.stream, pcm[second:], second, last=True)
     await reading
     assert [event.data for event in killed.events] == [event.data for event in quiet.events]

@@ -1,4 +1,4 @@
-"""Byte logs: each byte is stored once, whoever sends it, and read again from the beginning."""
+"""Byte logs: each byte is stored once, even if several clients send it, and can be read again."""
 
 from __future__ import annotations
 

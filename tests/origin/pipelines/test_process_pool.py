@@ -22,7 +22,7 @@ from tailrace.origin.pipelines.queue import MAX_QUEUED_ITEMS
 from tailrace.origin.pipelines.runner import RunningStage, outputs
 from tailrace.origin.pipelines.stage import AnyStage, Prompt, StageContext
 from tailrace.origin.producer import End, Remark, RunFate, Text
-from tests.e2e.test_processes import children_of
+from tests.e2e.processes import children_of
 from tests.origin.pipelines.staged import (
     Leaves,
     PassOn,
