@@ -412,13 +412,17 @@ class Stream:
 
         Returns the size of the input, when the bytes are durable. `last` completes the input. Call
         it again only after it has returned. Opens the stream if nothing was read of it yet.
+
+        If it raises, a part of the bytes may be stored: `send(b"")` returns the size of the input,
+        after which the next bytes are to follow.
         """
         while self.id is None:
             await self._advance()
-        if self._stored is None:
-            self._stored = await self._edges.send(self.id, self.token, b"", 0, last=False)
-        await self._edges.send(self.id, self.token, data, self._stored, last=last)
-        self._stored += len(data)
+        offset, self._stored = self._stored, None  # not known any more if this call fails
+        if offset is None:
+            offset = await self._edges.send(self.id, self.token, b"", 0, last=False)
+        await self._edges.send(self.id, self.token, data, offset, last=last)
+        self._stored = offset + len(data)
         return self._stored
 
     def cut(self) -> None:

@@ -394,3 +394,30 @@ def test_the_client_needs_nothing_of_the_server() -> None:
         "import tailrace.client\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+async def test_after_a_failed_send_the_next_bytes_follow_those_that_are_stored() -> None:
+    def stored(size: int) -> bytes:
+        return answered("200 OK", {"id": ID, "bytes": size, "complete": False})
+
+    # Of the 6 bytes of the second send 4 were stored before the edge refused the rest.
+    script: list[bytes | None] = [
+        *(stored(0), stored(3), refused(413, "input_too_large", retryable=False)),
+        *(stored(7), stored(7), stored(9)),
+    ]
+    async with edges(script) as served, Client([served[0].url]) as client:
+        stream = client.resume(ID)
+        assert await stream.send(b"abc") == 3
+        with pytest.raises(TailraceError):
+            await stream.send(b"defghi")
+        assert await stream.send(b"") == 7
+        assert await stream.send(b"hi") == 9
+    sent = [(one.line.split()[1].partition("?")[2], one.body) for one in served[0].requests]
+    assert sent == [
+        ("offset=0&last=0", b""),
+        ("offset=0&last=0", b"abc"),
+        ("offset=3&last=0", b"defghi"),
+        ("offset=0&last=0", b""),
+        ("offset=7&last=0", b""),
+        ("offset=7&last=0", b"hi"),
+    ]
