@@ -125,6 +125,10 @@ class ByteLog(StoredStreamObject):
                 hint="send no more bytes after `last`",
             )
         if size + len(new) > limit:
+            if self._stage:
+                raise TooLarge(
+                    f"the outputs of the stage {self._stage} have more than {limit} bytes"
+                )
             raise TooLarge(
                 f"the input would have {size + len(new)} bytes",
                 code="input_too_large",
@@ -133,7 +137,8 @@ class ByteLog(StoredStreamObject):
             )
         if new and state.tip.index >= MAX_PIECES:
             raise TooLarge(
-                f"the input would have more than {MAX_PIECES} pieces",
+                f"{'the outputs of a stage' if self._stage else 'the input'} would have more than"
+                f" {MAX_PIECES} pieces",
                 code="input_too_large",
                 field="data",
                 hint="send larger pieces",

@@ -116,6 +116,11 @@ async def test_outputs_of_a_stage_are_refused_to_a_second_worker(house: House) -
     assert await house.read(key=OUTPUTS) == b"one\n"
 
 
+async def test_too_many_outputs_of_a_stage_are_refused_with_its_name(house: House) -> None:
+    with pytest.raises(TooLarge, match="the outputs of the stage stage have more than 900 bytes"):
+        await house.send(bytes(901), 0, key=OUTPUTS)
+
+
 async def test_a_log_is_deleted_when_its_stream_has_ended(house: House) -> None:
     await house.send(BYTES[:10], 0)
     await house.send(b"one\n", 0, key=OUTPUTS)
