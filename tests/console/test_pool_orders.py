@@ -53,7 +53,9 @@ async def test_a_pool_is_told_to_load_to_pin_and_to_use_a_policy(scene: Scene, e
         await page.get_by_role("combobox", name="Policy", exact=True).select_option(
             "a fixed time to live"
         )
-        await page.get_by_label("Seconds", exact=True).fill("1234")
+        seconds = page.get_by_label("Seconds", exact=True)
+        await seconds.fill("1234")
+        await expect(seconds).to_have_value("1234")
         await page.get_by_role("button", name="Apply").click()
         await expect(done).to_have_text("ttl-1234 decides until the next restart")
         await expect(row("two")).to_contain_text("ttl-1234")

@@ -78,11 +78,12 @@ export function Tiers() {
 /** Let pools use another policy, or run it as their shadow policy. */
 function Policy({ pools, give, busy }) {
   const [policy, setPolicy] = useState(POLICIES[0]);
+  const [seconds, setSeconds] = useState("300");
   const form = useRef(null);
   const submit = (event) => {
     event.preventDefault();
     const fields = new FormData(form.current);
-    const name = policy === TTL ? `ttl-${fields.get("seconds")}` : policy;
+    const name = policy === TTL ? `ttl-${seconds}` : policy;
     const shadow = fields.has("shadow");
     const origin = pools.length === 1 ? pools[0].origin : String(fields.get("origin"));
     const work = async () => {
@@ -94,7 +95,7 @@ function Policy({ pools, give, busy }) {
     <label>Policy<select value=${policy} onChange=${({ target }) => setPolicy(target.value)}>
       ${POLICIES.map((name) => html`<option>${name}</option>`)}<option value=${TTL}>a fixed time to live</option>
     </select></label>
-    ${policy === TTL && html`<label>Seconds<input type="number" name="seconds" value="300" min="0" max="315360000" required /></label>`}
+    ${policy === TTL && html`<label>Seconds<input type="number" value=${seconds} onInput=${({ target }) => setSeconds(target.value)} min="0" max="315360000" required /></label>`}
     ${pools.length > 1 && html`<label>Origin<select name="origin"><option value="">all</option>${pools.map(({ origin }) => html`<option>${origin}</option>`)}</select></label>`}
     <label class="check"><input type="checkbox" name="shadow" /> as the shadow policy only</label>
     <button disabled=${busy}>Apply</button>
