@@ -84,6 +84,7 @@ def create_app(
             Route("/v1/generate/{id}/cancel", generate.cancel, methods=["POST"]),
             Route("/v1/generate/{id}/branch", generate.branch, methods=["POST"]),
             Route("/v1/generate/{id}/steer", generate.steer, methods=["POST"]),
+            Route("/v1/generate/{id}/stages", generate.switch_stages, methods=["POST"]),
             Route("/v1/generate/{id}/input", send_input, methods=["POST"]),
             *routes_of(CHAT),
             *routes_of(COMPLETIONS),

@@ -54,6 +54,7 @@ from tailrace.ledger.frame import (
     Snapshot,
     Steer,
     StreamError,
+    SwitchStages,
     Token,
     corr_of,
     decode,
@@ -127,7 +128,7 @@ class Close:
     reason: str
 
 
-ClientRequest = Open | Resume | Cancel | Steer | Input
+ClientRequest = Open | Resume | Cancel | Steer | Input | SwitchStages
 """A frame with which a client requests something; the origin answers it."""
 ToOrigin = tuple[int, ClientRequest | Credit | Detach]
 """The number of a client's channel (corr), and a frame of the client on it that goes to an

@@ -37,12 +37,15 @@ from tailrace.origin.tool_calls import CallPiece
 
 @dataclass(slots=True)
 class RunFate:
-    """Tells a cancelled call of `Producer.produce` if its stream has ended.
+    """Tells a call of `Producer.produce` what becomes of its stream.
 
-    `is_over` is True if the stream has ended. Otherwise a later call may continue the stream.
+    `is_over` is True for a cancelled call if the stream has ended. Otherwise a later call may
+    continue the stream. `is_repeating` is True while the stream has more frames than this call has
+    given outputs for: an earlier call has given the next outputs, too.
     """
 
     is_over: bool = False
+    is_repeating: bool = False
 
 
 @dataclass(slots=True)
@@ -87,11 +90,8 @@ class Request:
     """Number of tool calls that the stream has so far."""
     stream: bytes = b""
     """Id of the stream."""
-    skipped: tuple[tuple[str, int], ...] = ()
-    """Names of pipeline stages that were skipped, each with the number of items that it had
-    processed before."""
     fate: RunFate = field(default_factory=RunFate)
-    """Is set before the worker cancels the call of `produce`."""
+    """Is changed by the worker while `produce` runs."""
     stages: list[TimedStage] = field(default_factory=list)
     """The times of a pipeline's stages. The producer of the pipeline fills this list."""
 

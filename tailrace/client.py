@@ -80,10 +80,21 @@ class Edges:
 
     async def cancel(self, stream: str, token: str | None) -> Status:
         """Cancel a stream; retry until an edge answers, because cancelling is idempotent."""
+        return await self._change(stream, "cancel", token)
+
+    async def switch_stages(
+        self, stream: str, token: str | None, stages: Mapping[str, bool]
+    ) -> Status:
+        """Switch stages of a pipeline; retry until an edge answers, as switching is idempotent."""
+        return await self._change(stream, "stages", token, {"stages": dict(stages)})
+
+    async def _change(
+        self, stream: str, what: str, token: str | None, body: object = None
+    ) -> Status:
         attempts = Attempts(self)
         while True:
             try:
-                return await self._asked(f"{attempts.url}/v1/generate/{stream}/cancel", token)
+                return await self._asked(f"{attempts.url}/v1/generate/{stream}/{what}", token, body)
             except (httpx.TransportError, TailraceError) as error:
                 await attempts.failed(error)
 
@@ -393,19 +404,26 @@ class Stream:
 
     async def cancel(self) -> Status:
         """End the stream, also for all its other readers."""
-        if self.id is None:
-            raise CallerError(
-                "the stream has not begun", hint="read its first frame before calling this"
-            )
-        return await self._edges.cancel(self.id, self.token)
+        return await self._edges.cancel(self._begun(), self.token)
 
     async def steer(self, text: str) -> Status:
         """Append `text` to the stream; the model continues after it, for all readers."""
+        return await self._edges.steer(self._begun(), text, self.token)
+
+    async def switch_stages(self, stages: Mapping[str, bool]) -> Status:
+        """Switch optional stages of a pipeline on or off, each at its next item.
+
+        Returns when the request is durable. The stages are switched for all readers.
+        """
+        return await self._edges.switch_stages(self._begun(), self.token, stages)
+
+    def _begun(self) -> str:
+        """Return the id of the stream."""
         if self.id is None:
             raise CallerError(
                 "the stream has not begun", hint="read its first frame before calling this"
             )
-        return await self._edges.steer(self.id, text, self.token)
+        return self.id
 
     async def send(self, data: bytes, *, last: bool = False) -> int:
         """Send bytes to a pipeline that takes input, after those that were sent before.

@@ -42,6 +42,7 @@ from tailrace.edge.generate.schema import (
     parse_branch,
     parse_generate,
     parse_open,
+    parse_stages,
     parse_steer,
 )
 from tailrace.edge.generate.snapshot_encoder import SnapshotEncoder
@@ -72,6 +73,7 @@ from tailrace.ledger.frame import (
     StreamEnd,
     StreamError,
     StreamState,
+    SwitchStages,
     Token,
     TokenScores,
     ToolCall,
@@ -359,8 +361,20 @@ async def steer(request: Request) -> Response:
     return await _asked(request, wanted)
 
 
-async def _asked(request: Request, wanted: Cancel | Steer) -> Response:
-    """Send a Cancel or Steer to the stream's origin, and return the stream's new state as JSON."""
+async def switch_stages(request: Request) -> Response:
+    """Handle POST /v1/generate/{id}/stages: switch optional stages of a running pipeline."""
+    body = await read_body(request)
+    wanted = SwitchStages(
+        stream=parse_stream_id(request.path_params["id"]),
+        token=request.headers.get("Tailrace-Token"),
+        stages=parse_stages(body),
+        caller=caller_of(request),
+    )
+    return await _asked(request, wanted)
+
+
+async def _asked(request: Request, wanted: Cancel | Steer | SwitchStages) -> Response:
+    """Send a request to the stream's origin, and return the stream's new state as JSON."""
     with Reader(link_of(request)) as reader:
         status = await unless_disconnected(request, reader.ask(wanted))
     fields = {

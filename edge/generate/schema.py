@@ -47,6 +47,7 @@ from tailrace.ledger.wire.words import Word
 UINT_MAX = 2**64 - 1
 GENERATE_EXAMPLE = '{"model": "demo", "prompt": "Once upon"}'
 BRANCH_EXAMPLE = '{"index": 2, "temperature": 1.2}'
+STAGES_EXAMPLE = '{"stages": {"punctuate": false}}'
 STEER_EXAMPLE = '{"text": " But then"}'
 MAX_JSON_PARTS = 20_000
 """Maximum number of strings, commas and opening brackets in a body. To parse a megabyte of small
@@ -202,7 +203,7 @@ class _Settings(BaseModel):
             unread=Unread.from_word(unread.then),
             unread_after_s=after_s,
             idempotency_key=idempotency_key,
-            stages=tuple(StageSwitch(*switch) for switch in (self.stages or {}).items()),
+            stages=_switches(self.stages),
         )
 
 
@@ -306,6 +307,22 @@ class SteerBody(BaseModel):
     text: Annotated[str, Field(min_length=1, description="a string that is not empty")]
 
 
+class StagesBody(BaseModel):
+    """The JSON body of `POST /v1/generate/{id}/stages`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    stages: Annotated[
+        dict[str, bool],
+        Field(
+            min_length=1,
+            max_length=MAX_STAGE_SWITCHES,
+            description='an object such as {"punctuate": false}: optional stages of the pipeline,'
+            " each with false to switch it off or with true to switch it on",
+        ),
+    ]
+
+
 class Start(NamedTuple):
     """A request for a stream: its Open, and choices that concern the edge alone.
 
@@ -369,6 +386,15 @@ def parse_open(body: bytes) -> Open:
 def parse_steer(body: bytes) -> str:
     """Return the text of a request to steer; raise CallerError as `parse_generate` does."""
     return _parse(SteerBody, body, STEER_EXAMPLE).text
+
+
+def parse_stages(body: bytes) -> tuple[StageSwitch, ...]:
+    """Return the stages to switch; raise CallerError as `parse_generate` does."""
+    return _switches(_parse(StagesBody, body, STAGES_EXAMPLE).stages)
+
+
+def _switches(stages: dict[str, bool] | None) -> tuple[StageSwitch, ...]:
+    return tuple(StageSwitch(*switch) for switch in (stages or {}).items())
 
 
 def _parse(model: type[Body], body: bytes, example: str) -> Body:

@@ -21,7 +21,12 @@ from tailrace.edge.errors import (
     RESPONSES_PATH,
 )
 from tailrace.edge.generate.grouping import MAX_GROUP_CHARS, MAX_GROUP_MS
-from tailrace.edge.generate.schema import BRANCH_EXAMPLE, GENERATE_EXAMPLE, STEER_EXAMPLE
+from tailrace.edge.generate.schema import (
+    BRANCH_EXAMPLE,
+    GENERATE_EXAMPLE,
+    STAGES_EXAMPLE,
+    STEER_EXAMPLE,
+)
 from tailrace.edge.openai import embeddings
 from tailrace.edge.openai.chat import EXAMPLE as CHAT_EXAMPLE
 from tailrace.edge.openai.completions import TEXT_EXAMPLE
@@ -334,6 +339,22 @@ def _generations() -> Iterator[Operation]:
         (ID,),
         json_body("SteerRequest"),
         {"text": json.loads(STEER_EXAMPLE)},
+        (*KEYED, 404, 409, 413),
+        takes_token=True,
+    )
+    yield Operation(
+        "POST",
+        "/v1/generate/{id}/stages",
+        "switchStages",
+        "Generations",
+        "Switch optional stages of a running pipeline",
+        "A stage is switched at its next item, and a notice `stage_switched` in the stream says so."
+        " The answer comes when the request is durable.",
+        document("The state and the position of the stream.", "StreamStatus"),
+        Right.STEER,
+        (ID,),
+        json_body("StagesRequest"),
+        {"stages": json.loads(STAGES_EXAMPLE)},
         (*KEYED, 404, 409, 413),
         takes_token=True,
     )

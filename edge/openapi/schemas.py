@@ -23,7 +23,7 @@ from tailrace.edge.anthropic.events import PREFIX as MESSAGE_PREFIX
 from tailrace.edge.anthropic.events import STOP_REASON, STOP_SEQUENCE
 from tailrace.edge.anthropic.request import CANNOT as NO_MESSAGE_FIELDS
 from tailrace.edge.anthropic.request import MessagesBody
-from tailrace.edge.generate.schema import BranchBody, GenerateBody, SteerBody
+from tailrace.edge.generate.schema import BranchBody, GenerateBody, StagesBody, SteerBody
 from tailrace.edge.openai.answers import (
     CANCELLED,
 )
@@ -114,6 +114,7 @@ REQUESTS: dict[str, tuple[type[BaseModel], str]] = {
         "Where a new stream leaves its parent, and what is different from there on.",
     ),
     "SteerRequest": (SteerBody, "Text to add to a running generation."),
+    "StagesRequest": (StagesBody, "Stages of a running pipeline to switch on or off."),
     "ChatCompletionRequest": (ChatBody, "A request of OpenAI's chat completions."),
     "CompletionRequest": (CompletionBody, "A request of OpenAI's completions."),
     "ResponseRequest": (ResponseBody, "A request of OpenAI's Responses API."),

@@ -36,6 +36,7 @@ from tailrace.ledger.frame import (
     Resume,
     Steer,
     StreamError,
+    SwitchStages,
     decode,
     encode,
     error_frame,
@@ -318,7 +319,7 @@ def kind_of(request: Frame) -> str:
 def caller_of(request: Frame) -> Caller | None:
     """Return the client that a request is made for, as far as the edge knows it."""
     match request:
-        case Open() | Resume() | Cancel() | Steer() | Input() | Call():
+        case Open() | Resume() | Cancel() | Steer() | Input() | SwitchStages() | Call():
             return request.caller
     return None
 
@@ -334,7 +335,7 @@ def needs_of(request: Frame) -> Needs:
             key = f"{request.model}\n{prefix}".encode(errors="replace")
             has_prefix = len(prefix) == PREFIX_CHARS
             return Needs(key if has_prefix else None, request.model, spreads=True)
-        case Resume() | Cancel() | Steer() | Input():
+        case Resume() | Cancel() | Steer() | Input() | SwitchStages():
             return Needs(request.stream)
         case Call() if request.object == TOKEN_COUNT:
             return Needs(model=request.name, spreads=True)

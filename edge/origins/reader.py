@@ -29,6 +29,7 @@ from tailrace.ledger.frame import (
     Status,
     Steer,
     StreamError,
+    SwitchStages,
     decode,
     tag_of,
     to_error,
@@ -114,8 +115,8 @@ class Reader:
         self._window.begin_at(opened.first)
         return opened
 
-    async def ask(self, request: Cancel | Steer) -> Status:
-        """Cancel or steer a stream."""
+    async def ask(self, request: Cancel | Steer | SwitchStages) -> Status:
+        """Cancel or steer a stream, or switch its stages."""
         return await self._ask(request, Status)
 
     async def send_input(self, request: Input) -> InputStored:

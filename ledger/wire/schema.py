@@ -305,7 +305,7 @@ class Opened(Frame):
 
 @frame(10)
 class Status(Frame):
-    """The state of a stream: the answer to Cancel and Steer.
+    """The state of a stream: the answer to Cancel, Steer and SwitchStages.
 
     It is also the last frame for a Resume that has got all frames, but no StreamEnd.
     """
@@ -616,6 +616,19 @@ class InputStored(Frame):
     complete: bool
 
 
+@frame(65)
+class SwitchStages(Frame):
+    """A request to switch optional stages of a running pipeline; answered by Status.
+
+    A stage is switched at its next item. The answer comes when the request is durable.
+    """
+
+    stream: StreamId
+    token: str | None
+    stages: Annotated[tuple[StageSwitch, ...], list_of(struct_of(StageSwitch), MAX_STAGE_SWITCHES)]
+    caller: Caller | None = None
+
+
 # ---- between an edge and an origin: never from or to a client ----
 
 
@@ -696,5 +709,6 @@ SCHEMA_HASH = schema_identity(FRAMES)
 LOGGED = frozenset(tag for tag, cls in FRAMES.items() if issubclass(cls, Logged))
 CLOSING = frozenset((StreamEnd.tag, StreamError.tag, Status.tag, BodyEnd.tag, InputStored.tag))
 # CLIENT has the tags that a client may send, EDGE the tags that an edge may send on a link.
-CLIENT = frozenset(tag for tag in FRAMES if Open.tag <= tag <= Steer.tag) | {Hello.tag, Input.tag}
+_OPEN_TO_STEER = frozenset(tag for tag in FRAMES if Open.tag <= tag <= Steer.tag)
+CLIENT = _OPEN_TO_STEER | {Hello.tag, Input.tag, SwitchStages.tag}
 EDGE = CLIENT | {Call.tag, Challenge.tag, Proof.tag, Renew.tag, Heartbeat.tag}

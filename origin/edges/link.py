@@ -46,6 +46,7 @@ from tailrace.ledger.frame import (
     Splitter,
     Status,
     Steer,
+    SwitchStages,
     encode,
     error_frame,
     hello_schema,
@@ -391,7 +392,7 @@ class EdgeLink(asyncio.Protocol):
                 feed = self._feed(corr, frame, follow=frame.follow)
                 known = frame.mac if isinstance(frame, Renew) else None
                 self._spawn(corr, self._begin(corr, feed, self._service.resume(frame), known))
-            case Cancel() | Steer() | Input():
+            case Cancel() | Steer() | Input() | SwitchStages():
                 self._check_free(corr)
                 self._answers.add(corr)
                 self._spawn(corr, self._answer(corr, self._change(frame)))
@@ -485,13 +486,15 @@ class EdgeLink(asyncio.Protocol):
             raise self._overloaded("too many requests wait for their objects")
         self._held_bytes += size
 
-    async def _change(self, frame: Cancel | Steer | Input) -> Status | InputStored:
+    async def _change(self, frame: Cancel | Steer | Input | SwitchStages) -> Status | InputStored:
         """Carry out a request that changes a stream, and return the answer."""
         match frame:
             case Cancel():
                 return await self._service.cancel(frame)
             case Steer():
                 return await self._service.steer(frame)
+            case SwitchStages():
+                return await self._service.switch_stages(frame)
         self._hold(len(frame.data))
         try:
             return await self._service.input(frame)

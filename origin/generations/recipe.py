@@ -17,7 +17,7 @@ from tailrace.ledger.wire.bare import pack_u32s, view_u32s
 from tailrace.ledger.wire.schema import Word
 from tailrace.origin.generations.stream_log import History
 from tailrace.origin.tool_calls import ToolUse
-from tailrace.origin.workers.worker_frame import SkippedStage, StartRun, StartTextRun
+from tailrace.origin.workers.worker_frame import StartRun, StartTextRun
 
 
 def _one_of(words: Iterable[Word]) -> str:
@@ -142,7 +142,6 @@ class Recipe(BaseModel):
             history.calls,
             tuple(history.retried),
             stream,
-            tuple(SkippedStage(*skipped) for skipped in history.skipped),
         )
 
     def made_by(self, fingerprint: str) -> Recipe:

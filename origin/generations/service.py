@@ -45,6 +45,7 @@ from tailrace.ledger.frame import (
     Status,
     Steer,
     StreamState,
+    SwitchStages,
 )
 from tailrace.ledger.interface import Append, Ledger, NewStream, ObjectKey, StreamInfo
 from tailrace.ledger.links.cached_tokens import CACHED_TOKENS
@@ -88,9 +89,11 @@ from tailrace.origin.generations.permissions import (
 from tailrace.origin.generations.recipe import Recipe
 from tailrace.origin.generations.resume_tokens import TokenKeys, VerifiedToken
 from tailrace.origin.generations.runs import Runs
+from tailrace.origin.generations.stage_switches import check_switches
 from tailrace.origin.generations.stream_log import History
 from tailrace.origin.generations.usage import usage_of_key
 from tailrace.origin.objects.byte_logs import BYTE_LOG, LAST, LIMIT, OFFSET
+from tailrace.origin.pipelines.switches import MAX_REQUESTS_BYTES, REQUESTS, request_line
 from tailrace.origin.streams.protocol import generation_id
 from tailrace.origin.subscriptions.request import SUBSCRIPTION, object_of
 
@@ -440,8 +443,25 @@ class Service:
         stored = json.loads(response.body)
         return InputStored(request.stream, stored["bytes"], stored["complete"])
 
+    async def switch_stages(self, request: SwitchStages) -> Status:
+        """Store a request to switch stages of a running pipeline; return when it is durable."""
+        info, _ = await self._allowed(request, Right.STEER)
+        model = Recipe.model_validate_json(info.recipe).model
+        if not request.stages:
+            raise CallerError(
+                "no stage is named", field="stages", hint='write for instance {"punctuate": false}'
+            )
+        check_switches(request.stages, self.runs.models.stages(model), model)
+        if info.ended:
+            raise Conflict("the stream has ended", code="stream_ended", hint="open a new stream")
+        head = ((LIMIT, str(MAX_REQUESTS_BYTES)),)
+        key = ObjectKey(BYTE_LOG, f"{request.stream.hex()}:{REQUESTS}")
+        body = request_line(request.stages)
+        await self.objects.fetch(key, ObjectRequest("POST", "", head, body))
+        return status(info)
+
     async def _allowed(
-        self, request: Resume | Cancel | Steer | Input, right: Right
+        self, request: Resume | Cancel | Steer | Input | SwitchStages, right: Right
     ) -> tuple[StreamInfo, Right]:
         """Return a stream and the caller's rights on it, which must include `right`."""
         verified = self._check(request.token, request.stream, right)

@@ -1,8 +1,8 @@
-"""Decides which stages of a pipeline a request skips; no I/O."""
+"""Decides which stages of a pipeline a request may switch, and which it skips; no I/O."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from tailrace.ledger.errors import CallerError
 from tailrace.ledger.frame import StageSwitch
@@ -12,16 +12,25 @@ Stages = Mapping[str, bool]
 """The stages of a pipeline by name, each with True if it is optional; empty for other models."""
 
 
-def skipped_stages(switches: Iterable[StageSwitch], stages: Stages, model: str) -> tuple[str, ...]:
+def skipped_stages(switches: Sequence[StageSwitch], stages: Stages, model: str) -> tuple[str, ...]:
     """Return the names of the stages that a request to `model` switches off.
+
+    Raises:
+        CallerError: A switch names a stage that `model` does not have, or a required one.
+    """
+    check_switches(switches, stages, model)
+    last = {switch.stage: switch.on for switch in switches}
+    return tuple(stage for stage, on in last.items() if not on)
+
+
+def check_switches(switches: Iterable[StageSwitch], stages: Stages, model: str) -> None:
+    """Check that a client may switch these stages of `model`.
 
     Raises:
         CallerError: A switch names a stage that `model` does not have, or a required one.
     """
     for switch in switches:
         _check(switch.stage, stages, model)
-    last = {switch.stage: switch.on for switch in switches}
-    return tuple(stage for stage, on in last.items() if not on)
 
 
 def _check(stage: str, stages: Stages, model: str) -> None:

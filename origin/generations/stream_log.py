@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from dataclasses import dataclass, field
 
 from tailrace.ledger.frame import Notice, ScoredToken, StreamEnd, Token, ToolCall, decode
@@ -14,9 +13,6 @@ from tailrace.origin.core.frame_tokens import FrameTokens
 
 RETRIED = "retried"
 """Code of the Notice that an origin adds when it continues a stream whose run has failed."""
-STAGE_SKIPPED = "stage_skipped"
-"""Code of the Notice that a pipeline adds when it skips an optional stage that has failed."""
-_SKIPPED = re.compile(r"(\S+) is skipped from item (\d+) on: ")
 SLICE_RECORDS = 512
 """Maximum number of records that are read and decoded at a time. Decoding them blocks the event
 loop for a few milliseconds."""
@@ -58,15 +54,6 @@ class History:
         """Return the indexes of the notices that say that a failed run was retried."""
         return [notice.index for notice in self.notices if notice.code == RETRIED]
 
-    @property
-    def skipped(self) -> list[tuple[str, int]]:
-        """Return the skipped stages of a pipeline, each with the item that it skipped first."""
-        return [
-            skipped
-            for one in self.notices
-            if (skipped := skipped_stage(one.code, one.message)) is not None
-        ]
-
     def add(self, record: Record) -> None:
         _, frame = decode(record.frame)
         self.frame_tokens.add(self.next_index, len(record.ids))
@@ -93,17 +80,6 @@ class History:
         self.steered += [IdSpan(before + span.start, span.count) for span in extra.steered]
         self.engine = self.engine or extra.engine
         self.at_ms = extra.at_ms or self.at_ms
-
-
-def skip_message(stage: str, item: int, reason: str) -> str:
-    """Return the message of the Notice which says that a stage is skipped from an item on."""
-    return f"{stage} is skipped from item {item} on: {reason}"
-
-
-def skipped_stage(code: str, message: str) -> tuple[str, int] | None:
-    """Return the stage and the item in a Notice of a skipped stage; None for other notices."""
-    match = _SKIPPED.match(message) if code == STAGE_SKIPPED else None
-    return None if match is None else (match[1], int(match[2]))
 
 
 async def read_history(

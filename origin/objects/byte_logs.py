@@ -1,9 +1,10 @@
-"""Byte logs of streams: the input that a client sends to a pipeline, and the outputs of stages.
+"""Byte logs of streams: the input that a client sends to a pipeline, and what stages have done.
 
 A byte log is an object that keeps bytes in a ledger stream of its own, so a pipeline whose worker
 was killed reads them again from the beginning. It is deleted soon after its stream has ended. Its
 name is the id of the stream, for the input, or the id, a colon and the name of a stage, for the
-outputs of this stage.
+outputs of this stage. Two further logs, of the names in `pipelines.switches`, say which stages are
+on.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tailrace.ledger.objects.object import (
     ReadContext,
 )
 from tailrace.origin.admin.query import Query
+from tailrace.origin.pipelines.switches import CHANGES, REQUESTS
 from tailrace.origin.streams.config import Create, StreamConfig
 from tailrace.origin.streams.state import CONFIG, StoredStream
 from tailrace.origin.streams.stored_object import StoredStreamObject
@@ -32,7 +34,7 @@ BYTE_LOG = "byte-log"
 BYTES_TYPE = "application/octet-stream"
 OFFSET, LAST, LIMIT = "log-offset", "log-last", "log-limit"
 """Headers of a POST: the number of bytes before the body, `1` if the body completes the log, and
-the maximum number of bytes of the whole log."""
+the maximum number of bytes of the whole log. Without the first, the body is appended."""
 STORED = "stored"
 """Key of the number of bytes of the log."""
 MAX_PIECES = 1 << 18
@@ -43,13 +45,26 @@ MAX_READ_FRAMES = 32
 """Maximum number of frames of a log, of up to 64 KiB each, that are read at once."""
 
 
+_CONTENTS = {
+    REQUESTS: "the requests to switch stages",
+    CHANGES: "the changes of switched stages",
+}
+
+
 class ByteLog(StoredStreamObject):
-    """The byte log of one stream's input, or of the outputs of one of its stages."""
+    """A byte log of one stream."""
 
     @property
-    def _stage(self) -> str:
-        """The name of the stage whose outputs these are; empty for an input."""
+    def _suffix(self) -> str:
+        """The part of the name that tells the logs of a stream apart; empty for its input."""
         return self.context.key.name.partition(":")[2]
+
+    @property
+    def _contents(self) -> str:
+        """A description of the bytes in the log, for messages."""
+        if not self._suffix:
+            return "the input"
+        return _CONTENTS.get(self._suffix) or f"the outputs of the stage {self._suffix}"
 
     async def fetch(self, request: ObjectRequest) -> ObjectResponse:
         """Handle PUT: create the object, and POST: append bytes.
@@ -102,11 +117,10 @@ class ByteLog(StoredStreamObject):
 
     async def _append(self, state: StoredStream, request: ObjectRequest, size: int) -> int:
         """Append the bytes of a POST that are not stored yet, and return the size of the log."""
-        offset, limit = int(request.header(OFFSET) or 0), int(request.header(LIMIT) or 0)
-        if self._stage and offset != size:
+        offset, limit = int(request.header(OFFSET) or size), int(request.header(LIMIT) or 0)
+        if self._suffix and offset != size:
             raise Conflict(
-                f"the outputs of the stage {self._stage} have {size} bytes, not {offset}:"
-                " another worker runs this stage"
+                f"{self._contents} have {size} bytes, not {offset}: another worker runs the stages"
             )
         if offset > size:
             raise Conflict(
@@ -125,9 +139,12 @@ class ByteLog(StoredStreamObject):
                 hint="send no more bytes after `last`",
             )
         if size + len(new) > limit:
-            if self._stage:
+            if self._suffix:
+                is_request = self._suffix == REQUESTS
                 raise TooLarge(
-                    f"the outputs of the stage {self._stage} have more than {limit} bytes"
+                    f"{self._contents} would have more than {limit} bytes",
+                    code="too_many_switches" if is_request else None,
+                    hint="open a new stream" if is_request else None,
                 )
             raise TooLarge(
                 f"the input would have {size + len(new)} bytes",
@@ -137,8 +154,7 @@ class ByteLog(StoredStreamObject):
             )
         if new and state.tip.index >= MAX_PIECES:
             raise TooLarge(
-                f"{'the outputs of a stage' if self._stage else 'the input'} would have more than"
-                f" {MAX_PIECES} pieces",
+                f"{self._contents} would have more than {MAX_PIECES} pieces",
                 code="input_too_large",
                 field="data",
                 hint="send larger pieces",

@@ -1,12 +1,14 @@
 """Inner streams: the generations that stages of a pipeline request from models of their origin.
 
 An inner stream belongs to a tenant that no API key has, so no client can read it. Its idempotency
-key is made from the id of the pipeline's stream and the name of the stage. So a worker that runs
-the stages again gets the same inner stream from the ledger, instead of sampling other tokens.
+key is made from the id of the pipeline's stream, the name of the stage and the prompt. So a worker
+that runs the stages again gets the same inner stream from the ledger, instead of sampling other
+tokens.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -89,7 +91,7 @@ class AskingStage(Stage[O_co]):
             priority=Priority.from_word(recipe.priority),
             unread=Unread.PAUSE,
             unread_after_s=UNREAD_S,
-            idempotency_key=":".join(filter(None, (stream.hex(), self.context.name, key))),
+            idempotency_key=f"{stream.hex()}:{self.context.key}:{key}:{_digest(prompt)}",
             caller=caller_of(recipe.tenant),
             trace=recipe.trace,
             **more,
@@ -103,6 +105,15 @@ class AskingStage(Stage[O_co]):
                 yield self.ends[-1]
             elif (output := output_of(frame)) is not None:
                 yield output
+
+
+def _digest(prompt: Prompt) -> str:
+    """Return a digest of a prompt.
+
+    If a worker is killed just after a stage was switched, the stage is switched at another item
+    later, and a model behind it may get another prompt, which needs another inner stream.
+    """
+    return hashlib.sha256(repr(prompt).encode(errors="replace")).hexdigest()[:16]
 
 
 def caller_of(tenant: str) -> Caller:

@@ -25,10 +25,15 @@ class LoggedStage(Stage[StageOptions]):
         """Begin; the log of an earlier run is read when the first item comes."""
         super().__init__(inner.options, inner.context)
         self._inner = inner
-        self._name = f"{inner.context.stream.hex()}:{inner.context.name}"
+        self._name = f"{inner.context.stream.hex()}:{inner.context.key}"
         self._caller = caller_of(inner.context.recipe.tenant)
         self._logged: deque[bytes] | None = None  # lines that were written by an earlier run
         self._size = 0
+
+    @property
+    def repeats(self) -> bool:
+        """Return True if the log may have the outputs of the next item."""
+        return self._logged is None or bool(self._logged)
 
     def process(self, item: Item) -> Items:
         """Return the items that replace `item`: from the log if it has them, else of `inner`."""

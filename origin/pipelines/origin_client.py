@@ -12,7 +12,7 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from tailrace.ledger.errors import TailraceError, Unavailable
+from tailrace.ledger.errors import NotFound, TailraceError, Unavailable
 from tailrace.ledger.flow.credit_window import Window
 from tailrace.ledger.frame import (
     CLOSING,
@@ -77,26 +77,30 @@ class OriginClient:
             async for frame in frames:
                 yield frame
 
-    async def read_input(self, stream: bytes, caller: Caller) -> AsyncGenerator[bytes, None]:
-        """Yield the bytes of a stream's input as soon as they are stored, until it is complete.
+    async def follow_log(self, name: str, caller: Caller) -> AsyncGenerator[bytes, None]:
+        """Yield the bytes of a byte log as soon as they are stored, until it is complete.
 
-        Raises:
-            TailraceError: The origin refuses the request, or cannot be reached.
-        """
-        await self._done(Call(BYTE_LOG, stream.hex(), "PUT", "", caller=caller))
-        call = Call(BYTE_LOG, stream.hex(), "GET", "?follow=1", caller=caller)
-        async with aclosing(self._call(call)) as pieces:
-            async for data in pieces:
-                yield data
-
-    async def read_log(self, name: str, caller: Caller) -> bytes:
-        """Return the bytes of a byte log; it is created if it does not exist.
+        The log is created if it does not exist.
 
         Raises:
             TailraceError: The origin refuses the request, or cannot be reached.
         """
         await self._done(Call(BYTE_LOG, name, "PUT", "", caller=caller))
-        return await self._done(Call(BYTE_LOG, name, "GET", "", caller=caller))
+        call = Call(BYTE_LOG, name, "GET", "?follow=1", caller=caller)
+        async with aclosing(self._call(call)) as pieces:
+            async for data in pieces:
+                yield data
+
+    async def read_log(self, name: str, caller: Caller) -> bytes:
+        """Return the bytes of a byte log, none if it does not exist.
+
+        Raises:
+            TailraceError: The origin refuses the request, or cannot be reached.
+        """
+        try:
+            return await self._done(Call(BYTE_LOG, name, "GET", "", caller=caller))
+        except NotFound:
+            return b""
 
     async def append_log(
         self, name: str, caller: Caller, offset: int, data: bytes, limit: int

@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
-from tailrace.ledger.errors import CallerError
+import structlog
+
+from tailrace.ledger.errors import CallerError, TailraceError
+from tailrace.ledger.frame import Caller
+from tailrace.ledger.process.tasks import background
 from tailrace.ledger.process.version import tailrace_version
 from tailrace.origin.config import PipelineConfig
-from tailrace.origin.generations.stream_log import skipped_stage
 from tailrace.origin.pipelines.inner_stream import AskingStage, caller_of
 from tailrace.origin.pipelines.logged_stage import LoggedStage
 from tailrace.origin.pipelines.order_pipe import StageProcessLost
@@ -30,13 +35,16 @@ from tailrace.origin.pipelines.stage import (
     StageKind,
     StageOptions,
 )
+from tailrace.origin.pipelines.switches import CHANGES, MAX_CHANGES_BYTES, REQUESTS, Switches
 from tailrace.origin.pipelines.table import (
     PipelineTable,
     StageTable,
     stage_class,
     stage_options,
 )
-from tailrace.origin.producer import About, End, Output, Remark, Request, Resumption, TimedStage
+from tailrace.origin.producer import About, End, Output, Request, Resumption, TimedStage
+
+log = structlog.get_logger("pipeline")
 
 MAX_RUNS = 5
 """Maximum number of times that a worker runs the stages of a stream if their processes end early.
@@ -55,16 +63,44 @@ class _PlannedStage:
     def running(self, context: StageContext, timed: TimedStage) -> RunningStage:
         """Return the stage for one stream; `timed` counts its time."""
         table = self.table
+        # The other process counts the time for each item, which includes no waiting.
+        limit_s = table.limit_s if self.pool is None else None
+        make = partial(self._object, context)
+        return RunningStage(table.named, make, table.optional, limit_s, timed)
+
+    def _object(self, context: StageContext, begin: int) -> AnyStage:
+        """Return a stage object that gets the items from number `begin` on."""
+        context = replace(context, begin=begin)
         stage: AnyStage
-        limit_s = table.limit_s
         if self.pool is None:
             stage = self.kind(self.options, context)
         else:
-            stage = RemoteStage(self.kind, self.options, context, self.pool, limit_s)
-            limit_s = None
-        if not self.kind.is_deterministic:
-            stage = LoggedStage(stage)
-        return RunningStage(table.named, stage, table.optional, limit_s, timed)
+            stage = RemoteStage(self.kind, self.options, context, self.pool, self.table.limit_s)
+        return stage if self.kind.is_deterministic else LoggedStage(stage)
+
+
+class _ChangeLog:
+    """The log of the changes of one stream's stages, to which this worker appends."""
+
+    def __init__(self, origin: OriginClient, stream: bytes, caller: Caller) -> None:
+        self._origin = origin
+        self._name = f"{stream.hex()}:{CHANGES}"
+        self._caller = caller
+        self._size = 0
+        self._turn = asyncio.Lock()
+
+    async def read(self) -> bytes:
+        """Return the changes that are stored."""
+        log = await self._origin.read_log(self._name, self._caller)
+        self._size = len(log)
+        return log
+
+    async def append(self, line: bytes) -> None:
+        """Store a line after those that were read or stored before."""
+        async with self._turn:
+            size, limit = self._size, MAX_CHANGES_BYTES
+            await self._origin.append_log(self._name, self._caller, size, line, limit)
+            self._size += len(line)
 
 
 class PipelineProducer:
@@ -95,41 +131,77 @@ class PipelineProducer:
         If the process of a stage is lost, all stages run again, and the outputs that were given
         before are skipped: deterministic stages give the same ones.
         """
-        given, skipped = 0, dict(request.skipped)
-        for nth in range(1, MAX_RUNS + 1):
-            count = 0
-            try:
-                async with aclosing(self._run(request, skipped)) as items:
-                    async for item in items:
-                        count += 1
-                        if count <= given:
-                            continue
-                        if isinstance(item, Remark):
-                            skipped |= dict(filter(None, [skipped_stage(item.code, item.message)]))
-                        given = count
-                        yield item
-                return
-            except StageProcessLost:
-                if nth == MAX_RUNS:
-                    raise
+        given = count = 0
+        running: list[RunningStage] = []
+
+        def is_new() -> bool:
+            """Return True if all outputs of earlier runs have been repeated."""
+            stages = [each.stage for each in running]
+            logged = any(isinstance(one, LoggedStage) and one.repeats for one in stages)
+            return not request.fate.is_repeating and count >= given and not logged
+
+        changes = _ChangeLog(self._origin, request.stream, caller_of(request.recipe.tenant))
+        switches = Switches(request.recipe.skipped_stages, changes.append, is_new)
+        works: list[Coroutine[Any, Any, None]] = []
+        if any(each.table.optional for each in self._stages):
+            switches.add_changes(await changes.read())
+            works.append(await self._requests(request, switches))
+        async with background(works):
+            for nth in range(1, MAX_RUNS + 1):
+                count = 0
+                running[:] = self._running(request)
+                switches.begin_run()
+                try:
+                    async with aclosing(self._run(request, running, switches)) as items:
+                        async for item in items:
+                            count += 1
+                            if count > given:
+                                given = count
+                                yield item
+                    return
+                except StageProcessLost:
+                    if nth == MAX_RUNS:
+                        raise
+
+    def _running(self, request: Request) -> list[RunningStage]:
+        """Return the stages for one run of a stream."""
+        request.stages[:] = [TimedStage(each.table.named) for each in self._stages]
+        return [
+            each.running(
+                StageContext(each.table.named, request.stream, request.recipe, self._origin), timed
+            )
+            for each, timed in zip(self._stages, request.stages, strict=True)
+        ]
 
     async def _run(
-        self, request: Request, skipped: Mapping[str, int]
+        self, request: Request, running: list[RunningStage], switches: Switches
     ) -> AsyncGenerator[Output, None]:
-        recipe = request.recipe
-        planned = [one for one in self._stages if one.table.named not in recipe.skipped_stages]
-        request.stages[:] = [TimedStage(each.table.named) for each in planned]
-        running = [
-            each.running(
-                StageContext(each.table.named, request.stream, recipe, self._origin), timed
-            )
-            for each, timed in zip(planned, request.stages, strict=True)
-        ]
-        prompt = Prompt(recipe.prompt, recipe.messages)
+        prompt = Prompt(request.recipe.prompt, request.recipe.messages)
         data = None if self._table.input is None else self._input(request)
-        async with aclosing(outputs(running, prompt, skipped, request.fate, data)) as items:
+        async with aclosing(outputs(running, prompt, switches, request.fate, data)) as items:
             async for item in items:
                 yield _counted(item, running) if isinstance(item, End) else item
+
+    async def _requests(self, request: Request, switches: Switches) -> Coroutine[Any, Any, None]:
+        """Add the stored requests to switch stages; return the work to add all that follow."""
+        name, caller = f"{request.stream.hex()}:{REQUESTS}", caller_of(request.recipe.tenant)
+        stored = await self._origin.read_log(name, caller)
+        for line in stored.splitlines():
+            switches.add_request(line)
+
+        async def follow() -> None:
+            rest, known = b"", len(stored)
+            try:
+                async with aclosing(self._origin.follow_log(name, caller)) as pieces:
+                    async for piece in pieces:
+                        *lines, rest = (rest + piece[known:]).split(b"\n")
+                        known = max(0, known - len(piece))
+                        for line in lines:
+                            switches.add_request(line)
+            except TailraceError as error:
+                log.warning("stage.requests_lost", stream=request.stream.hex(), error=str(error))
+
+        return follow()
 
     async def _input(self, request: Request) -> AsyncGenerator[bytes, None]:
         """Yield the bytes of a stream's input, from its beginning on.
@@ -139,7 +211,7 @@ class PipelineProducer:
         """
         wait_s = self._table.input_wait_s
         caller = caller_of(request.recipe.tenant)
-        async with aclosing(self._origin.read_input(request.stream, caller)) as pieces:
+        async with aclosing(self._origin.follow_log(request.stream.hex(), caller)) as pieces:
             while True:
                 try:
                     async with asyncio.timeout(wait_s):
@@ -175,8 +247,8 @@ def open_pipeline(config: PipelineConfig) -> PipelineProducer:
 
 def _counted(end: End, stages: list[RunningStage]) -> End:
     """Return the end of a pipeline with the tokens of all of its models."""
-    asking = [each.stage for each in stages if isinstance(each.stage, AskingStage)]
-    ends = [one for stage in asking for one in stage.ends]
+    made = [stage for each in stages for stage in each.made]
+    ends = [end for stage in made if isinstance(stage, AskingStage) for end in stage.ends]
     return replace(
         end,
         total_tokens=sum(one.total_tokens for one in ends),

@@ -4,16 +4,15 @@ Streams do not wait for each other, and the order of items within a stream is ke
 read slowly, its queues fill up, and each stage waits for the next one.
 
 If a required stage fails, the stream ends with a message that names the stage. An optional stage
-that fails or takes too long is skipped from that item on, and a Notice in the stream says so, with
-the number of the item. A worker that continues the stream later skips the stage at the same item,
-whether it fails again or not: otherwise its frames would differ from those in the ledger.
+that fails or takes too long is skipped from that item on, and one can be switched off and on by a
+client; a Notice in the stream says so, with the number of the item (`switches`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -21,34 +20,55 @@ import structlog
 from tailrace.ledger.errors import TailraceError
 from tailrace.ledger.frame import FinishReason
 from tailrace.ledger.process.tasks import background
-from tailrace.origin.generations.stream_log import STAGE_SKIPPED, skip_message
 from tailrace.origin.pipelines.order_pipe import StageProcessLost
 from tailrace.origin.pipelines.queue import ItemQueue
 from tailrace.origin.pipelines.stage import AnyStage, Item, Items, Prompt
+from tailrace.origin.pipelines.switches import Change, Switches
 from tailrace.origin.producer import Data, End, Output, Remark, RunFate, TimedStage
 
 MAX_REASON_CHARS = 200
 """Maximum number of characters of the reason in a Notice or in the message of a stream's end."""
+STAGE_SKIPPED = "stage_skipped"
+"""Code of the Notice that an optional stage has failed, and is skipped from an item on."""
+STAGE_SWITCHED = "stage_switched"
+"""Code of the Notice that a client has switched a stage on or off."""
 
 log = structlog.get_logger("pipeline")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RunningStage:
-    """A stage of one stream; `limit_s` is its time limit for each item, None if it has none."""
+    """A stage of one stream.
+
+    `make` returns a stage object whose first item has the given number. `limit_s` is the time limit
+    for each item, None if there is none. `time` counts the time of the stage. `made` has all
+    objects that were made, and `stage` is the one in use, None while the stage is off.
+    """
 
     name: str
-    stage: AnyStage
+    make: Callable[[int], AnyStage]
     optional: bool = False
     limit_s: float | None = None
     time: TimedStage = field(default_factory=lambda: TimedStage(""))
-    """Counts the time of the stage."""
+    made: list[AnyStage] = field(default_factory=list)
+    stage: AnyStage | None = None
+
+    def begin(self, item: int) -> None:
+        """Make a stage object, which gets the items from number `item` on."""
+        self.stage = self.make(item)
+        self.made.append(self.stage)
+
+    def close(self, has_ended: bool) -> None:
+        """Close the stage object in use, if any; see `Stage.close`."""
+        if self.stage is not None:
+            self.stage.close(has_ended)
+            self.stage = None
 
 
 async def outputs(
     stages: Sequence[RunningStage],
     prompt: Prompt,
-    skipped: Mapping[str, int],
+    switches: Switches,
     fate: RunFate,
     data: AsyncIterable[bytes] | None = None,
 ) -> AsyncGenerator[Output, None]:
@@ -57,7 +77,7 @@ async def outputs(
     Args:
         stages: the stages in their order.
         prompt: the input of the first stage.
-        skipped: the number of the first item that a stage skips, by the name of the stage.
+        switches: decides when optional stages are switched.
         fate: tells if the stream has ended, in case the generator is closed early.
         data: the bytes of the stream's input, which the first stage gets after the prompt. An error
             that it raises ends the stream as failed.
@@ -67,7 +87,7 @@ async def outputs(
     """
     queues = [ItemQueue() for _ in range(len(stages) + 1)]
     works = [
-        _StageRun(each, queues[at], queues[at + 1], skipped.get(each.name)).run(queues[-1])
+        _StageRun(each, queues[at], queues[at + 1], switches).run(queues[-1])
         for at, each in enumerate(stages)
     ]
     works.append(_feed(queues[0], prompt, data))
@@ -85,7 +105,7 @@ async def outputs(
                     yield item
     finally:
         for each in stages:
-            each.stage.close(end is not None or fate.is_over)
+            each.close(end is not None or fate.is_over)
     yield end
 
 
@@ -107,14 +127,13 @@ class _StageRun:
     """Runs one stage of a stream: takes items from `source` and puts the results into `sink`."""
 
     def __init__(
-        self, running: RunningStage, source: ItemQueue, sink: ItemQueue, skip_at: int | None
+        self, running: RunningStage, source: ItemQueue, sink: ItemQueue, switches: Switches
     ) -> None:
         self._running = running
-        self._stage = running.stage
         self._source = source
         self._sink = sink
-        self._skip_at = skip_at
-        self._count = 0  # items that the stage has processed
+        self._switches = switches
+        self._count = 0  # items that were taken
 
     async def run(self, last: ItemQueue) -> None:
         """Run the stage; the reader of `last`, the last queue, gets an error that it raises."""
@@ -124,45 +143,69 @@ class _StageRun:
             last.fail(error)
 
     async def _process_all(self) -> None:
-        """Process items until the stage returns an End, fails or is skipped, or the input ends.
+        """Process items until the stage returns an End or fails, or the input ends.
 
         Raises:
             StageProcessLost: The process of the stage has ended.
         """
-        timed = self._running.time
-        while True:
+        running = self._running
+        if self._switches.is_on_first(running.name):
+            running.begin(0)
+        has_ended = False
+        while not has_ended:
             item = await self._source.get()
-            if self._count == self._skip_at:
-                await self._skip(item, "it was skipped before")
-                return
-            timed.start(time.perf_counter())
-            try:
-                ended = await self._process(item)
-            except StageProcessLost:
-                raise
-            except Exception as error:  # noqa: BLE001  (a stage may raise anything)
-                timed.stop(time.perf_counter())
-                reason = _reason(error, self._running.limit_s)
-                if self._running.optional:
-                    log.warning("stage.skipped", stage=self._running.name, error=reason)
-                    await self._skip(item, reason)
-                else:
-                    await self._sink.put(self._failed(error, reason))
-                return
-            finally:
-                timed.stop(time.perf_counter())
-                timed.items += 1
-            if ended:
-                return
+            if running.optional:
+                await self._switch()
+            if running.stage is None:
+                await self._sink.put(item)
+                has_ended = isinstance(item, End)
+            else:
+                has_ended = await self._process(running.stage, item)
             self._count += 1
 
-    async def _process(self, item: Item) -> bool:
+    async def _process(self, stage: AnyStage, item: Item) -> bool:
         """Pass on the stage's items for one item; return True if the stream ends with them."""
-        if not isinstance(item, End):
-            return await self._send(self._stage.process(item))
-        if not await self._send(self._stage.finish(item)):
+        timed = self._running.time
+        timed.start(time.perf_counter())
+        try:
+            if not isinstance(item, End):
+                return await self._send(stage.process(item))
+            if not await self._send(stage.finish(item)):
+                await self._sink.put(item)
+            return True
+        except StageProcessLost:
+            raise
+        except Exception as error:  # noqa: BLE001  (a stage may raise anything)
+            timed.stop(time.perf_counter())
+            reason = _reason(error, self._running.limit_s)
+            if not self._running.optional:
+                await self._sink.put(self._failed(error, reason))
+                return True
+            log.warning("stage.skipped", stage=self._running.name, error=reason)
+            await self._apply(self._switches.failed(self._running.name, self._count, reason))
             await self._sink.put(item)
-        return True
+            return isinstance(item, End)
+        finally:
+            timed.stop(time.perf_counter())
+            timed.items += 1
+
+    async def _switch(self) -> None:
+        """Carry out the changes of the stage before it processes the next item."""
+        while change := self._switches.due(self._running.name, self._count):
+            await self._apply(change)
+
+    async def _apply(self, change: Change) -> None:
+        """Store a change, pass on what the stage holds and a notice, and switch the stage."""
+        await self._switches.carry_out(change)
+        running, held = self._running, list[Item]()
+        if running.stage is not None:
+            held += running.stage.held()
+            running.close(has_ended=True)
+        if change.on:
+            # Nothing else may run before: other stages must see that this one may repeat its log.
+            running.begin(self._count)
+        for item in (*held, _notice(change)):
+            await self._sink.put(item)
 
     async def _put(self, item: Item) -> None:
         """Pass on one item, as soon as there is room."""
@@ -208,22 +251,20 @@ class _StageRun:
             if isinstance(iterator, AsyncGenerator):
                 await iterator.aclose()
 
-    async def _skip(self, item: Item, reason: str) -> None:
-        """Pass on what the stage holds, a notice, the item itself and the rest of the input."""
-        for held in self._stage.held():
-            await self._sink.put(held)
-        message = skip_message(self._running.name, self._count, reason)
-        await self._sink.put(Remark(STAGE_SKIPPED, message))
-        await self._sink.put(item)
-        while not isinstance(item, End):
-            item = await self._source.get()
-            await self._sink.put(item)
-
     def _failed(self, error: Exception, reason: str) -> End:
         log.error("stage.failed", stage=self._running.name, exc_info=error)
         retryable = isinstance(error, TailraceError) and error.retryable
         message = f"the stage {self._running.name} failed: {reason}"
         return End(FinishReason.FAILED, message=message, retryable=retryable)
+
+
+def _notice(change: Change) -> Remark:
+    """Return the notice about a change."""
+    if change.reason:
+        message = f"{change.stage} is skipped from item {change.item} on: {change.reason}"
+        return Remark(STAGE_SKIPPED, message)
+    state = "on" if change.on else "off"
+    return Remark(STAGE_SWITCHED, f"{change.stage} is {state} from item {change.item} on")
 
 
 def _reason(error: Exception, limit_s: float | None) -> str:

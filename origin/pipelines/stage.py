@@ -101,12 +101,20 @@ class StageContext:
         recipe: The request.
         origin: Connection to the origin, for stages that read other streams; None for a stage of
             kind `cpu`.
+        begin: Number of the stage's items before the first one of this object. It is 0, or higher
+            if the stage was switched on while the stream ran.
     """
 
     name: str
     stream: bytes
     recipe: Recipe
     origin: OriginClient | None
+    begin: int = 0
+
+    @property
+    def key(self) -> str:
+        """A name for what this object stores in the ledger, which other objects do not have."""
+        return f"{self.name}~{self.begin}" if self.begin else self.name
 
 
 class Stage(ABC, Generic[O_co]):
@@ -151,14 +159,14 @@ class Stage(ABC, Generic[O_co]):
     def close(self, has_ended: bool) -> None:
         """Release resources, because this object gets no more items.
 
-        `has_ended` is True if the stream has ended. Otherwise the stages may run again for this
-        stream, with new objects.
+        `has_ended` is True if the stream has ended, or the stage was switched off. Otherwise the
+        stages may run again for this stream, with new objects.
         """
 
     def held(self) -> Iterable[Item]:
         """Return the items that this stage holds back, as it received them.
 
-        If an optional stage fails, the pipeline passes them on.
+        If an optional stage fails or is switched off, the pipeline passes them on.
         """
         return ()
 

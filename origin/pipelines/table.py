@@ -61,8 +61,8 @@ class StageTable(BaseModel):
     )
     optional: bool = Field(
         False,
-        description="true: if the stage fails, it is skipped for the rest of the stream, and a"
-        " Notice says so. false: the stream ends.",
+        description="true: if the stage fails, it is skipped from then on, and a Notice says so;"
+        " clients can switch it off and on. false: if the stage fails, the stream ends.",
     )
     limit_s: float | None = Field(
         None,

@@ -237,6 +237,7 @@ class Production:
         # A producer that repeats its outputs starts at index 0 again; logged frames are skipped.
         self._repeats = self._resumption is Resumption.REPEATS and not self._is_changed
         self._framing = Framing(0 if self._repeats else request.next_index, inserted)
+        self._note_repeats()
         self._filter = self._open_filter(filter_factory)
         self._ended = False
         self.counted = NOT_COUNTED
@@ -343,7 +344,13 @@ class Production:
         for raw in framing.encoded(output):
             if framing.next_index >= logged:
                 yield framing.next_index, raw
+        self._note_repeats()
         self._ended = isinstance(output, End)
+
+    def _note_repeats(self) -> None:
+        """Tell the producer if the stream has frames that it has not given yet."""
+        request = self._request
+        request.fate.is_repeating = self._framing.next_index < request.next_index
 
     def _failed(self, error: TailraceError) -> End:
         cause = repr(error.__cause__) if error.__cause__ is not None else None

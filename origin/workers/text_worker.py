@@ -176,8 +176,7 @@ class TextWorker:
             recipe = Recipe.model_validate_json(ask.recipe)
         except ValidationError as error:
             raise invalid_document(error, whole="recipe") from error
-        skipped = tuple((each.stage, each.item) for each in ask.skipped)
-        request = Request(recipe, ask.delivered, ask.next_index, ask.calls, ask.stream, skipped)
+        request = Request(recipe, ask.delivered, ask.next_index, ask.calls, ask.stream)
         production = Production(self._producer, request, run, self._filter_factory, ask.inserted)
         answer = TextRun(run, request, production)
         if len(self._answers) < self._most:

@@ -403,14 +403,6 @@ class StageTimes(WorkerFrame):
     is_final: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class SkippedStage:
-    """A stage of a pipeline that has failed, and is skipped from its input `item` on."""
-
-    stage: str
-    item: Uint
-
-
 @frame(43)
 class StartTextRun(WorkerFrame):
     """An order to a worker of kind `text` to generate a stream, or to continue it.
@@ -418,7 +410,7 @@ class StartTextRun(WorkerFrame):
     `recipe` is the JSON of a `Recipe`, `delivered` the stream's text so far, `next_index` the index
     of its next frame, and `calls` the number of tool calls in it so far. `inserted` are the indexes
     of the frames that the supervisor itself has added since the producer began, in order. `stream`
-    is the id of the stream, and `skipped` has the stages that its pipeline has skipped.
+    is the id of the stream.
     """
 
     recipe: str
@@ -427,7 +419,6 @@ class StartTextRun(WorkerFrame):
     calls: Uint = 0
     inserted: tuple[Uint, ...] = ()
     stream: StreamId = bytes(STREAM_ID_BYTES)
-    skipped: tuple[SkippedStage, ...] = ()
 
 
 @frame(42)

@@ -28,6 +28,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,6 +51,7 @@ from tailrace.origin.producer import Data, End, RunFate  # noqa: E402
 from tests.bench.machine import print_line  # noqa: E402
 from tests.bench.measured import cpu_s  # noqa: E402
 from tests.e2e.processes import children_of  # noqa: E402
+from tests.origin.pipelines.staged import unswitched  # noqa: E402
 from tests.origin.producers.asked import recipe  # noqa: E402
 from tests.spoken import DIGITS, digits, say, wrong_words  # noqa: E402
 
@@ -112,6 +114,12 @@ class Live:
     finals: list[float] = field(default_factory=list)
 
 
+def made(stage: AnyStage, begin: int) -> AnyStage:
+    """Return the stage object itself, which gets all items."""
+    assert begin == 0
+    return stage
+
+
 async def listen(pcm: bytes, pool: ProcessPool, wait_s: float, live: Live) -> None:
     """Run one stream at the pace of its sound, after `wait_s`."""
     sent: list[float] = []
@@ -127,8 +135,8 @@ async def listen(pcm: bytes, pool: ProcessPool, wait_s: float, live: Live) -> No
 
     local = local_stages(WORDS)
     local[1] = RemoteStage(Transcribe, WORDS, CONTEXT, pool, None)
-    stages = [RunningStage(f"stage{at}", stage) for at, stage in enumerate(local)]
-    async for item in outputs(stages, Prompt(""), {}, RunFate(), sound()):
+    stages = [RunningStage(f"stage{at}", partial(made, one)) for at, one in enumerate(local)]
+    async for item in outputs(stages, Prompt(""), unswitched(), RunFate(), sound()):
         if isinstance(item, Transcript):
             piece = min(math.ceil(item.at_ms / PIECE_MS), len(sent)) - 1
             delay_ms = (time.perf_counter() - sent[piece]) * 1000

@@ -152,6 +152,10 @@ class Origin(Process):
         ready = [event for event in self.events if event.get("message") == "worker.ready"]
         return int([one["pid"] for one in ready if model in (None, one["model"])][-1])
 
+    def stage_pid(self, pipeline: str) -> int:
+        """Return a process of a stage of a pipeline."""
+        return min(children_of(self.worker_pid(pipeline)))
+
     async def replace_worker(self, model: str) -> None:
         """SIGKILL the worker of a model, and wait until another worker is ready."""
         count = self.count("worker.ready")
@@ -161,7 +165,7 @@ class Origin(Process):
     async def kill_stage(self, pipeline: str) -> None:
         """SIGKILL a process of a pipeline's stage, and wait until its worker has seen it."""
         count = self.count("stage.process_lost")
-        os.kill(min(children_of(self.worker_pid(pipeline))), signal.SIGKILL)
+        os.kill(self.stage_pid(pipeline), signal.SIGKILL)
         await self.saw("stage.process_lost", count + 1)
 
     async def kill_worker(self) -> None:

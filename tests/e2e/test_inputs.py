@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
@@ -21,7 +23,12 @@ from tailrace.ledger.frame import (
     Hello,
     Input,
     InputStored,
+    Notice,
+    StageSwitch,
+    Status,
     StreamError,
+    StreamState,
+    SwitchStages,
     Token,
     decode,
     encode,
@@ -52,6 +59,16 @@ input_wait_s = 0.2
 [[pipelines.impatient.stages]]
 stage = "tests.origin.pipelines.staged:Hex"
 """
+SWITCHED_SETTINGS = """
+[pipelines.switched]
+input = "bytes"
+[[pipelines.switched.stages]]
+stage = "tests.origin.pipelines.staged:Hex"
+[[pipelines.switched.stages]]
+stage = "tests.origin.pipelines.staged:ShoutOutside"
+name = "shout"
+optional = true
+"""
 SCATTERED_SETTINGS = """
 [pipelines.scattered]
 input = "bytes"
@@ -72,7 +89,7 @@ class House:
 
     def __init__(self, folder: Path) -> None:
         settings = folder / "tailrace.toml"
-        settings.write_text(SETTINGS + SCATTERED_SETTINGS)
+        settings.write_text(SETTINGS + SCATTERED_SETTINGS + SWITCHED_SETTINGS)
         self.origin = Origin(folder / "data", config=settings)
         self.edges = [Edge(self.origin), Edge(self.origin)]
         self.urls = [edge.url for edge in self.edges]
@@ -82,7 +99,7 @@ class House:
 async def house(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
     made = House(tmp_path_factory.mktemp("inputs"))
     async with running(made.origin, *made.edges):
-        await made.origin.saw("worker.ready", 4)
+        await made.origin.saw("worker.ready", 5)
         yield made
 
 
@@ -142,6 +159,84 @@ async def test_a_stage_that_never_gives_the_same_twice_is_not_run_again(
     assert reading.text == " ".join(f"{n}:{text}" for n, text in enumerate(TEXT.upper().split()))
     again = await resume(client, one, Reading(reading.stream, reading.token))
     assert again.events == reading.events
+
+
+async def switch(
+    client: httpx.AsyncClient, url: str, stream: str, stages: object
+) -> httpx.Response:
+    """Switch stages of a stream."""
+    return await client.post(f"{url}/v1/generate/{stream}/stages", json={"stages": stages})
+
+
+async def test_stages_are_switched_while_workers_die(
+    house: House, client: httpx.AsyncClient
+) -> None:
+    one, two = house.urls
+    reading = await begin(client, one, "switched")
+    await send(client, one, reading.stream, BYTES[:100], 0)
+    await resume(client, two, reading, stop_after=24)  # the stage holds back the last piece
+    answer = await switch(client, two, reading.stream, {"shout": False})
+    assert answer.json() == {"id": reading.stream, "state": "running", "next_index": 24}
+    await house.origin.replace_worker("switched")  # it has had no item since
+    await send(client, one, reading.stream, BYTES[100:200], 100)
+    await resume(client, two, reading, stop_after=27)  # the last piece, a notice, and 25 pieces
+    await house.origin.replace_worker("switched")
+    answer = await switch(client, one, reading.stream, {"shout": True})
+    assert answer.status_code == 200
+    sent = 200
+    while reading.events[-1].name != "notice":
+        await send(client, two, reading.stream, BYTES[sent : sent + 4], sent)
+        await resume(client, two, reading, stop_after=1)
+        sent += 4
+    lost = house.origin.count("stage.process_lost")
+    os.kill(house.origin.stage_pid("switched"), signal.SIGKILL)  # its worker sees it later
+    await send(client, two, reading.stream, BYTES[sent:], sent, last=True)
+    await resume(client, one, reading)
+    assert house.origin.count("stage.process_lost") == lost + 1
+    notices = [one.data["message"] for one in reading.events if one.name == "notice"]
+    off, on = (int(said.split()[5]) for said in notices)
+    assert notices == [f"shout is off from item {off} on", f"shout is on from item {on} on"]
+    assert 25 <= off < 50 <= on
+    first, last = (off - 1) * 9, on * 9  # the piece before `off` was held back
+    assert reading.text == TEXT[:first].upper() + TEXT[first:last] + TEXT[last:].upper()
+    assert reading.indexes == list(range(len(reading.indexes)))
+    again = await resume(client, two, Reading(reading.stream, reading.token))
+    assert again.events == reading.events
+
+
+async def test_the_python_client_switches_stages(house: House) -> None:
+    async with Client(house.urls) as client:
+        stream = client.generate(model="switched", prompt="", stages={"shout": False})
+        await stream.send(BYTES[:8])
+        texts = [(await anext(stream)).text for _ in range(2)]  # type: ignore[union-attr]
+        assert (await stream.switch_stages({"shout": True})).state is StreamState.RUNNING
+        await stream.send(BYTES[8:], last=True)
+        rest = [frame async for frame in stream]
+    texts += [frame.text for frame in rest if isinstance(frame, Token)]
+    assert "".join(texts) == TEXT[:18] + TEXT[18:].upper()
+    assert isinstance(rest[0], Notice)
+    assert rest[0].code == "stage_switched"
+
+
+async def test_a_wrong_switch_is_refused_by_name(house: House, client: httpx.AsyncClient) -> None:
+    [url, _] = house.urls
+    reading = await begin(client, url, "switched")
+
+    async def refused(stages: object, stream: str = reading.stream) -> tuple[int, str, str]:
+        answer = await switch(client, url, stream, stages)
+        return (*code_of(answer), answer.json()["error"].get("field"))
+
+    assert await refused({"shouts": False}) == (400, "invalid_request", "stages.shouts")
+    assert await refused({"Hex": False}) == (400, "invalid_request", "stages.Hex")
+    assert await refused({"shout": "off"}) == (400, "invalid_request", "stages.shout")
+    assert await refused({}) == (400, "invalid_request", "stages")
+    assert await refused(None) == (400, "invalid_request", "stages")
+    plain = await start(client, url, REQUEST | {"model": "demo", "prompt": "a"}, stop_after=1)
+    assert await refused({"shout": False}, plain.stream) == (400, "invalid_request", "stages.shout")
+    assert (await refused({"shout": False}, "0" * 32))[:2] == (404, "unknown_stream")
+    await send(client, url, reading.stream, b"", 0, last=True)
+    await resume(client, url, reading)
+    assert (await refused({"shout": False}))[:2] == (409, "stream_ended")
 
 
 async def test_a_body_that_is_cut_off_is_kept_as_far_as_it_came(
@@ -226,6 +321,30 @@ async def test_input_over_a_websocket(house: House, client: httpx.AsyncClient) -
     assert (await resume(client, url, reading)).text == TEXT
 
 
+async def test_stages_are_switched_over_a_websocket(
+    house: House, client: httpx.AsyncClient
+) -> None:
+    [url, _] = house.urls
+    reading = await begin(client, url, "switched")
+    stream = bytes.fromhex(reading.stream)
+    async with connect(url.replace("http", "ws") + "/v1/ws", subprotocols=None) as socket:
+        await socket.send(encode(Hello(SCHEMA_HASH, "test")))
+
+        async def asked(*stages: StageSwitch) -> Frame:
+            await socket.send(encode(SwitchStages(stream, reading.token, stages), 1))
+            return await answer(socket)
+
+        assert await asked(StageSwitch("shout", False)) == Status(stream, StreamState.RUNNING, 0)
+        refused = await asked()
+        assert isinstance(refused, StreamError)
+        assert (refused.code, refused.field) == ("invalid_request", "stages")
+        many = [StageSwitch("shout", True)] * 16
+        while isinstance(said := await asked(*many), Status):
+            many = [*many[1:], many[0]]
+        assert isinstance(said, StreamError)
+        assert (said.code, said.status) == ("too_many_switches", 413)
+
+
 async def test_the_python_client_sends_input_through_another_edge_if_one_dies(
     house: House,
 ) -> None:
@@ -246,6 +365,7 @@ async def test_the_python_client_sends_input_through_another_edge_if_one_dies(
 SCRIPT = """
 import { stream } from "%(client)s/index.js";
 import { InputWriter } from "%(client)s/input.js";
+import { switchStages } from "%(client)s/stages.js";
 
 const bytes = new Uint8Array(await new Response(process.stdin).arrayBuffer());
 const reading = stream("%(url)s/v1/generate", { input: { model: "hex", prompt: "" } });
@@ -261,7 +381,17 @@ other.write(bytes.subarray(stored, 300));
 await other.write(bytes.subarray(300));
 const { complete } = await other.close();
 const late = await other.write(bytes).catch((error) => error.code);
-console.log(JSON.stringify({ stored, complete, late, text: await reading.text() }));
+const text = await reading.text();
+const switched = stream("%(url)s/v1/generate", { input: { model: "switched", prompt: "" } });
+const input = new InputWriter("%(url)s/v1/generate", switched);
+await input.write(bytes.subarray(0, 8));
+const { state } = await switchStages("%(url)s/v1/generate", switched, { shout: false });
+await input.write(bytes.subarray(8));
+await input.close();
+const wrong = switchStages("%(url)s/v1/generate", switched, { shouts: true });
+const unknown = await wrong.catch((error) => error.field);
+const quiet = await switched.text();
+console.log(JSON.stringify({ stored, complete, late, text, state, quiet, unknown }));
 """
 
 
@@ -278,4 +408,13 @@ async def test_the_browser_client_sends_input(house: House) -> None:
     said, _ = await asyncio.wait_for(node.communicate(BYTES), 60)
     found = json.loads(said)
     assert found.pop("late") in ("input_complete", "stream_ended")
-    assert found == {"stored": 200, "complete": True, "text": TEXT}
+    quiet = found.pop("quiet")
+    assert quiet.lower() == TEXT
+    assert quiet.endswith(TEXT[-9:])
+    assert found == {
+        "stored": 200,
+        "complete": True,
+        "text": TEXT,
+        "state": "running",
+        "unknown": "stages.shouts",
+    }

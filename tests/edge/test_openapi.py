@@ -296,6 +296,7 @@ REFUSED = {
     "openSession": 426,  # no opening handshake is sent
     "createEmbeddings": 400,  # the demo model makes none
     "sendInput": 409,  # the demo model takes none
+    "switchStages": 400,  # the demo model is no pipeline
     "applyPolicy": 409,  # an origin of one model has no pool
     "prewarmModel": 409,
     "pinModel": 409,

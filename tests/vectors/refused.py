@@ -45,7 +45,7 @@ BAD_HEADERS = [
     ("a byte after the frame", built(0, _THE) + "00", "bad_frame", "header.length", 0),
     *(
         (f"tag {tag}, which nothing has", built(tag, _THE), "bad_frame", "tag", 4)
-        for tag in (32, 33, 63, 65, 255)
+        for tag in (32, 33, 63, 66, 255)
     ),
 ]
 
@@ -186,6 +186,13 @@ BAD_PAYLOADS = [
     ("detach with a payload", 20, "00", "Detach", 9),
     ("steer without text", 21, _ID + "00", "Steer.text", 26),
     ("input, data longer than the frame", 31, _ID + "00" + "00" + "0561", "Input.data", 27),
+    (
+        "switch stages, cut off",
+        65,
+        _ID + "00" + "01" + "0561",
+        "SwitchStages.stages[0].stage",
+        27,
+    ),
     ("input, last is no bool", 31, _ID + "00" + "00" + "0161" + "02", "Input.last", 29),
     ("input stored, complete is no bool", 64, _ID + "00" + "02", "InputStored.complete", 26),
     ("call, method not UTF-8", 22, _CALL_START[:8] + "01ff", "Call.method", 13),

@@ -22,6 +22,7 @@ from tailrace.ledger.frame import (
     Resume,
     Sampling,
     Steer,
+    SwitchStages,
     Token,
     encode,
 )
@@ -283,6 +284,7 @@ SESSIONS = [
     _refused("a Cancel of nobody's stream", Cancel(NOBODYS), NO_STREAM),
     _refused("a Cancel with a forged token", Cancel(NOBODYS, FORGED), BAD_TOKEN),
     _refused("a Steer of nobody's stream", Steer(NOBODYS, None, "x"), NO_STREAM),
+    _refused("a SwitchStages of nobody's stream", SwitchStages(NOBODYS, None, ()), NO_STREAM),
     _refused("an Input of nobody's stream", Input(NOBODYS, None, 0, b"x"), NO_STREAM),
     Row("a Credit for no open corr", [hello(), encode(Credit(5), 99)], {}),
     Row("a Detach of no open corr", [hello(), encode(Detach(), 99)], {}),

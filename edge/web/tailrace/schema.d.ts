@@ -56,6 +56,7 @@ export interface Detach { type: "Detach" }
 export interface Steer { type: "Steer"; stream: StreamId; token: string | null; text: string; caller: Caller | null }
 export interface Input { type: "Input"; stream: StreamId; token: string | null; offset: number; data: Uint8Array; last: boolean; caller: Caller | null }
 export interface InputStored { type: "InputStored"; stream: StreamId; bytes: number; complete: boolean }
+export interface SwitchStages { type: "SwitchStages"; stream: StreamId; token: string | null; stages: readonly (StageSwitch)[]; caller: Caller | null }
 export interface Challenge { type: "Challenge"; nonce: Uint8Array }
 export interface Proof { type: "Proof"; mac: Uint8Array }
 export interface Pass { type: "Pass"; mac: Uint8Array }
@@ -63,7 +64,7 @@ export interface Renew { type: "Renew"; stream: StreamId; after: number | null; 
 export interface Call { type: "Call"; object: string; name: string; method: string; url: string; headers: readonly (Header)[]; body: Uint8Array; credit: number; caller: Caller | null; credit_bytes: number | null }
 
 export type Logged = Token | StreamEnd | Classification | Embedding | Chunk | Revision | ScoredToken | Notice | Reasoning | ToolCall;
-export type Frame = Token | StreamEnd | StreamError | Classification | Embedding | Chunk | Revision | Snapshot | Heartbeat | Opened | Status | Hello | Answer | Body | BodyEnd | ScoredToken | Open | Resume | Credit | Cancel | Detach | Steer | Call | Challenge | Notice | Reasoning | Proof | Pass | Renew | ToolCall | TokenRun | Input | InputStored;
+export type Frame = Token | StreamEnd | StreamError | Classification | Embedding | Chunk | Revision | Snapshot | Heartbeat | Opened | Status | Hello | Answer | Body | BodyEnd | ScoredToken | Open | Resume | Credit | Cancel | Detach | Steer | Call | Challenge | Notice | Reasoning | Proof | Pass | Renew | ToolCall | TokenRun | Input | InputStored | SwitchStages;
 export type FrameType = Frame["type"];
 
 export interface FormatBody {

@@ -1,6 +1,6 @@
 // Written by `make schemas`.
 
-export const SCHEMA_ID = "09ed79bb66365d17";
+export const SCHEMA_ID = "ae77c0850a54ac4b";
 
 export const TYPES = {
   StreamId: "data[16]",

@@ -28,6 +28,7 @@ export const TYPES = {
   Steer: "21 stream:StreamId token:optional<str> text:str caller:optional<Caller>",
   Input: "31 stream:StreamId token:optional<str> offset:uint data:data last:bool caller:optional<Caller>",
   InputStored: "64 stream:StreamId bytes:uint complete:bool",
+  SwitchStages: "65 stream:StreamId token:optional<str> stages:list<StageSwitch> caller:optional<Caller>",
   Challenge: "23 nonce:data[32]",
   Proof: "26 mac:data[32]",
   Pass: "27 mac:data[32]",
@@ -40,6 +41,6 @@ export const LOGGED = new Set([0, 1, 3, 4, 5, 6, 15, 24, 25, 29]);
 /** Tags of the frames after which nothing more comes on their corr. */
 export const CLOSING = new Set([1, 2, 10, 14, 64]);
 /** Tags of the frames that a client may send. */
-export const CLIENT = new Set([11, 16, 17, 18, 19, 20, 21, 31]);
+export const CLIENT = new Set([11, 16, 17, 18, 19, 20, 21, 31, 65]);
 /** Fields of the body of POST /v1/generate. */
 export const REQUEST_FIELDS = "model stop ignore_eos overflow n durability priority cache unread stages temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty seed prompt messages max_tokens logprobs format chat group".split(" ");

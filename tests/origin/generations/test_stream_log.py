@@ -11,13 +11,8 @@ import pytest
 from tailrace.ledger.frame import Durability, Logged, Notice, Revision, Token, encode
 from tailrace.ledger.interface import Append, NewStream, Record
 from tailrace.ledger.sqlite.ledger import SqliteLedger
-from tailrace.origin.generations.stream_log import (
-    SLICE_RECORDS,
-    STAGE_SKIPPED,
-    History,
-    skip_message,
-)
-from tailrace.origin.workers.worker_frame import SkippedStage, StartRun
+from tailrace.origin.generations.stream_log import SLICE_RECORDS, History
+from tailrace.origin.workers.worker_frame import StartRun
 from tests.origin.stage import RECIPE, Stage
 
 pytestmark = pytest.mark.anyio
@@ -85,17 +80,3 @@ def test_a_history_is_what_an_order_needs() -> None:
     history = history_of([Token("é", 0), notice, Revision(0, "b", False, 2), Token("c", 3)])
     assert (history.next_index, history.sent_bytes, history.ids) == (4, 3, [0, 1, 2, 3])
     assert (history.text.text, history.notices, history.has_end) == ("bc", [notice], False)
-
-
-def test_the_stages_that_a_pipeline_has_skipped_are_known() -> None:
-    history = History()
-    notices = [
-        Notice(STAGE_SKIPPED, skip_message("tidy", 17, "x is skipped from item 3 on: y"), 0),
-        Notice("loading", skip_message("other", 3, "late"), 1),
-        Notice(STAGE_SKIPPED, "no such message", 2),
-    ]
-    for notice in notices:
-        history.add(Record(encode(notice), ()))
-    assert history.skipped == [("tidy", 17)]
-    order = RECIPE.ask(history, bytes(16))
-    assert order.skipped == (SkippedStage("tidy", 17),)

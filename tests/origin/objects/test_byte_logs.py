@@ -111,13 +111,13 @@ async def test_a_log_has_at_most_so_many_pieces(
 
 async def test_outputs_of_a_stage_are_refused_to_a_second_worker(house: House) -> None:
     await house.send(b"one\n", 0, key=OUTPUTS)
-    with pytest.raises(Conflict, match="another worker runs this stage"):
+    with pytest.raises(Conflict, match="another worker runs the stages"):
         await house.send(b"two\n", 0, key=OUTPUTS)
     assert await house.read(key=OUTPUTS) == b"one\n"
 
 
 async def test_too_many_outputs_of_a_stage_are_refused_with_its_name(house: House) -> None:
-    with pytest.raises(TooLarge, match="the outputs of the stage stage have more than 900 bytes"):
+    with pytest.raises(TooLarge, match="the outputs of the stage stage would have more than 900 bytes"):
         await house.send(bytes(901), 0, key=OUTPUTS)
 
 

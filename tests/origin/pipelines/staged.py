@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
+from itertools import chain, pairwise, repeat
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -22,10 +22,13 @@ from tailrace.origin.pipelines.stage import (
     StageKind,
     StageOptions,
 )
+from tailrace.origin.pipelines.switches import Switches
 from tailrace.origin.producer import Data, End, Output, RunFate, Text
 from tests.origin.producers.asked import recipe
 
 STREAM = bytes(range(16))
+chance = Random()
+"""The source of the places at which `Scattered` cuts. A simulation gives it a seed."""
 END = End()
 
 
@@ -151,7 +154,7 @@ class Scattered(Stage[StageOptions]):
             return (item,)
         text = f"{self._count}:{item.text}"
         self._count += 1
-        places = Random().sample(range(len(text)), Random().randrange(4))
+        places = chance.sample(range(len(text)), chance.randrange(4))
         return [Text(piece) for piece in cut_at(text, places) if piece]
 
 
@@ -183,22 +186,56 @@ class Hangs(Stage[StageOptions]):
         yield item
 
 
-def running(
-    kind: Callable[[Any, StageContext], AnyStage], name: str = "", **more: Any
-) -> RunningStage:
-    """Return a stage of a stream; `more` are `options`, `origin`, `optional` and `limit_s`."""
+Makes = Callable[[Any, StageContext], AnyStage]
+
+
+def stage_of(kind: Makes, name: str = "", begin: int = 0, **more: Any) -> AnyStage:
+    """Return a stage object; `more` are `options` and `origin`."""
     options = more.pop("options", StageOptions())
-    named = name or getattr(kind, "__name__", "stage").lower()
     origin = more.pop("origin", None) or OriginClient(Path("none"))
-    context = StageContext(named, STREAM, recipe(), origin)
-    return RunningStage(named, kind(options, context), **more)
+    context = StageContext(name or _name_of(kind), STREAM, recipe(), origin, begin)
+    return kind(options, context)
+
+
+def _name_of(kind: Makes) -> str:
+    return getattr(kind, "__name__", "stage").lower()
+
+
+def running(kind: Makes, name: str = "", **more: Any) -> RunningStage:
+    """Return a stage of a stream; `more` are `options`, `origin`, `optional` and `limit_s`."""
+    of_object = {key: more.pop(key) for key in ("options", "origin") if key in more}
+
+    def make(begin: int) -> AnyStage:
+        return stage_of(kind, name, begin, **of_object)
+
+    return RunningStage(name or _name_of(kind), make, **more)
+
+
+def unswitched() -> Switches:
+    """Return the switches of a stream whose stages nobody switches."""
+    return switches()[0]
+
+
+def switches(off: Iterable[str] = (), is_new: Iterable[bool] = ()) -> tuple[Switches, list[bytes]]:
+    """Return the switches of a stream, and the list of the changes that they store.
+
+    `is_new` has the answers to whether the next output is new; after them it is always new.
+    """
+    answers = chain(is_new, repeat(True))
+    stored: list[bytes] = []
+
+    async def append(line: bytes) -> None:
+        stored.append(line)
+
+    return Switches(off, append, lambda: next(answers)), stored
 
 
 async def run(
-    stages: Sequence[RunningStage], prompt: str, skipped: Mapping[str, int] | None = None
+    stages: Sequence[RunningStage], prompt: str, switched: Switches | None = None
 ) -> list[Output]:
     """Return all outputs of a pipeline."""
-    return [one async for one in outputs(stages, Prompt(prompt), skipped or {}, RunFate())]
+    switched = switched or unswitched()
+    return [one async for one in outputs(stages, Prompt(prompt), switched, RunFate())]
 
 
 def synchronous(stage: AnyStage, items: Iterable[Item], end: End | None = END) -> list[Item]:

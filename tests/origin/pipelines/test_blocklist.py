@@ -12,7 +12,7 @@ from tailrace.origin.pipelines.moderation import BLOCKED
 from tailrace.origin.pipelines.stage import Item, Prompt
 from tailrace.origin.pipelines.stages.blocklist import Blocklist, BlocklistOptions
 from tailrace.origin.producer import Data, End, Reasoning, Remark, Revision, Text
-from tests.origin.pipelines.staged import running
+from tests.origin.pipelines.staged import stage_of
 
 MESSAGE = "the text was blocked"
 END = End(FinishReason.FILTERED, message=MESSAGE)
@@ -22,7 +22,7 @@ NOTICE = Remark(BLOCKED, f"list: {MESSAGE}")
 def checked(items: list[Item], **options: Any) -> list[Item]:
     """Return what a blocklist of the word "bad" makes of items."""
     given = BlocklistOptions(**{"words": ("bad",), **options})
-    stage = running(Blocklist, "list", options=given).stage
+    stage = stage_of(Blocklist, "list", options=given)
     assert isinstance(stage, Blocklist)
     made: list[Item] = []
     for item in items:
@@ -104,7 +104,7 @@ def test_other_items_pass_and_a_notice_comes_once() -> None:
 
 
 def test_held_text_is_given_back_unchanged() -> None:
-    stage = running(Blocklist, options=BlocklistOptions(words=("bad",))).stage
+    stage = stage_of(Blocklist, options=BlocklistOptions(words=("bad",)))
     assert isinstance(stage, Blocklist)
     assert list(stage.process(Text("so ba"))) == [Text("so ")]
     assert list(stage.held()) == [Text("ba")]

@@ -21,13 +21,21 @@ from tailrace.ledger.frame import (
     StreamEnd,
     Token,
 )
-from tailrace.origin.generations.stream_log import STAGE_SKIPPED
 from tailrace.origin.pipelines.moderation import BLOCKED
 from tailrace.origin.pipelines.origin_client import OriginClient
+from tailrace.origin.pipelines.runner import STAGE_SKIPPED
 from tailrace.origin.pipelines.stage import Item, Prompt
 from tailrace.origin.pipelines.stages.classifier import Classifier, ClassifierOptions
 from tailrace.origin.producer import Data, End, Reasoning, Remark, Revision, Text
-from tests.origin.pipelines.staged import STREAM, Words, asynchronous, cut_at, run, running
+from tests.origin.pipelines.staged import (
+    STREAM,
+    Words,
+    asynchronous,
+    cut_at,
+    run,
+    running,
+    stage_of,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -51,10 +59,9 @@ class Judge(OriginClient):
         self.asked.append(request)
         assert request.prompt is not None
         assert request.idempotency_key is not None
+        key = request.idempotency_key.rpartition(":")[0]  # without the digest of the prompt
         is_bad = "bad" in request.prompt.removeprefix("Is it bad?")
-        answer = self.answers.setdefault(
-            request.idempotency_key, Token(" Yes." if is_bad else " No.", 0)
-        )
+        answer = self.answers.setdefault(key, Token(" Yes." if is_bad else " No.", 0))
         yield Opened(STREAM, 0, "", request.model, 1)
         yield answer
         is_failed = len(self.asked) == self.fails_at
@@ -70,7 +77,7 @@ class Judge(OriginClient):
 async def checked(judge: Judge, items: list[Item], **options: Any) -> list[Item]:
     """Return what a classifier makes of items."""
     given = ClassifierOptions(**GIVEN | options)
-    stage = running(Classifier, "judge", options=given, origin=judge).stage
+    stage = stage_of(Classifier, "judge", options=given, origin=judge)
     return await asynchronous(stage, items)
 
 
@@ -92,7 +99,8 @@ async def test_each_buffer_is_passed_on_as_its_answer_says(
     asked = ["all is ", "bad bad ", "here"]
     assert judge.texts == (asked[:2] if action == "end" else asked)
     keys = [one.idempotency_key for one in judge.asked]
-    assert keys == [f"{STREAM.hex()}:judge:{nth}" for nth in range(1, len(keys) + 1)]
+    assert list(judge.answers) == [f"{STREAM.hex()}:judge:{nth}" for nth in range(1, len(keys) + 1)]
+    assert len(set(keys)) == len(keys)
 
 
 @pytest.mark.parametrize(
@@ -175,9 +183,7 @@ async def test_an_optional_classifier_that_fails_passes_on_what_it_held() -> Non
 
 
 async def test_the_tokens_of_all_answers_are_counted() -> None:
-    stage = running(
-        Classifier, options=ClassifierOptions(**GIVEN, buffer_chars=4), origin=Judge()
-    ).stage
+    stage = stage_of(Classifier, options=ClassifierOptions(**GIVEN, buffer_chars=4), origin=Judge())
     assert isinstance(stage, Classifier)
     await asynchronous(stage, [Text("one two")])
     assert [(one.prompt_tokens, one.total_tokens) for one in stage.ends] == [(20, 3), (20, 3)]

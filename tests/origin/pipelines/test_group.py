@@ -13,14 +13,14 @@ from tailrace.ledger.text_units import Unit
 from tailrace.origin.pipelines.stage import Item, Prompt
 from tailrace.origin.pipelines.stages.group import Group, GroupOptions
 from tailrace.origin.producer import Data, Reasoning, Remark, Revision, Text
-from tests.origin.pipelines.staged import cut_at, running, synchronous
+from tests.origin.pipelines.staged import cut_at, stage_of, synchronous
 
 CUTS = st.lists(st.integers(0, 60), max_size=8)
 
 
 def grouped(items: list[Item], **options: Any) -> list[Item]:
     """Return what the stage makes of items."""
-    return synchronous(running(Group, options=GroupOptions(**options)).stage, items)
+    return synchronous(stage_of(Group, options=GroupOptions(**options)), items)
 
 
 def pieces(text: str, **options: Any) -> list[str]:
@@ -100,7 +100,7 @@ def test_reasoning_is_grouped_alike_and_held_text_comes_before_any_other_item() 
 
 
 def test_held_text_is_given_back() -> None:
-    stage = running(Group, options=GroupOptions(by=Unit.WORD)).stage
+    stage = stage_of(Group, options=GroupOptions(by=Unit.WORD))
     assert synchronous(stage, [Reasoning("one tw")], end=None) == [Reasoning("one ")]
     assert list(stage.held()) == [Reasoning("tw")]
     assert synchronous(stage, []) == [Reasoning("tw")]

@@ -13,7 +13,7 @@ from tailrace.origin.pipelines.markdown_cutter import MarkdownCutter
 from tailrace.origin.pipelines.stage import Item
 from tailrace.origin.pipelines.stages.markdown_safe import MarkdownSafe, MarkdownSafeOptions
 from tailrace.origin.producer import Data, Reasoning, Text
-from tests.origin.pipelines.staged import cut_at, running, synchronous
+from tests.origin.pipelines.staged import cut_at, stage_of, synchronous
 
 
 def pieces(text: str, most_chars: int = 500) -> list[str]:
@@ -81,7 +81,7 @@ def test_the_places_where_pieces_may_end_depend_on_the_text_alone(
 
 
 def test_text_and_reasoning_are_kept_apart_and_a_code_block_goes_on_behind_other_items() -> None:
-    stage = running(MarkdownSafe, options=MarkdownSafeOptions()).stage
+    stage = stage_of(MarkdownSafe, options=MarkdownSafeOptions())
     said: list[Item] = [Text("```\n*"), Reasoning("[a"), Text("*"), Data(b"x"), Reasoning("](b)")]
     assert synchronous(stage, said) == [
         Text("```\n*"),
@@ -90,7 +90,7 @@ def test_text_and_reasoning_are_kept_apart_and_a_code_block_goes_on_behind_other
         Data(b"x"),
         Reasoning("](b)"),
     ]
-    stage = running(MarkdownSafe, options=MarkdownSafeOptions()).stage
+    stage = stage_of(MarkdownSafe, options=MarkdownSafeOptions())
     assert synchronous(stage, [Text("a [b")], end=None) == [Text("a ")]
     assert list(stage.held()) == [Text("[b")]
 

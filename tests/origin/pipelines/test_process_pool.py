@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from tailrace.ledger.frame import FinishReason
-from tailrace.origin.generations.stream_log import STAGE_SKIPPED, skip_message
 from tailrace.origin.pipelines.order_pipe import StageProcessLost
 from tailrace.origin.pipelines.process_pool import (
     COMMAND,
@@ -19,10 +18,11 @@ from tailrace.origin.pipelines.process_pool import (
     RemoteStage,
 )
 from tailrace.origin.pipelines.queue import MAX_QUEUED_ITEMS
-from tailrace.origin.pipelines.runner import RunningStage, outputs
+from tailrace.origin.pipelines.runner import STAGE_SKIPPED, RunningStage, outputs
 from tailrace.origin.pipelines.stage import AnyStage, Prompt, StageContext
 from tailrace.origin.producer import End, Remark, RunFate, Text
 from tests.e2e.processes import children_of
+from tests.edge.scripted_origin import until
 from tests.origin.pipelines.staged import (
     Leaves,
     PassOn,
@@ -31,6 +31,7 @@ from tests.origin.pipelines.staged import (
     Words,
     run,
     running,
+    unswitched,
 )
 
 pytestmark = pytest.mark.anyio
@@ -81,7 +82,7 @@ async def test_a_failure_names_the_stage_and_the_error(pool: ProcessPool) -> Non
 async def test_an_optional_stage_that_fails_gives_back_what_it_held(pool: ProcessPool) -> None:
     stages = [running(Words), outside(pool, ShoutOutside, optional=True), running(PassOn)]
     made = await run(stages, "one two fail three")
-    message = skip_message("shoutoutside", 2, "ValueError: a word that fails")
+    message = "shoutoutside is skipped from item 2 on: ValueError: a word that fails"
     skipped = Remark(STAGE_SKIPPED, message)
     rest = [Text("two "), skipped, Text("fail "), Text("three ")]
     assert made == [Text("ONE "), *rest, End()]
@@ -90,10 +91,10 @@ async def test_an_optional_stage_that_fails_gives_back_what_it_held(pool: Proces
 async def test_a_stage_that_hangs_is_killed_at_its_limit(pool: ProcessPool) -> None:
     stages = [running(Words), outside(pool, Sleeps, 0.5, optional=True)]
     made = await run(stages, "one hang three")
-    message = skip_message("sleeps", 1, "it took more than 0.5 s for an item")
+    message = "sleeps is skipped from item 1 on: it took more than 0.5 s for an item"
     rest = [Remark(STAGE_SKIPPED, message), Text("hang "), Text("three ")]
     assert made == [Text("one "), *rest, End()]
-    assert not processes()
+    await until(lambda: not processes())  # it was killed, and dies soon
     assert await run([running(Words), outside(pool, Sleeps)], "four") == [Text("four "), End()]
 
 
@@ -109,7 +110,7 @@ async def test_a_killed_process_is_known_and_the_next_stream_gets_a_new_one(
 async def read_and_kill(stages: list[RunningStage]) -> None:
     """Read a stream of more items than its queues hold, and kill the process in its middle."""
     prompt = Prompt("word " * 4 * MAX_QUEUED_ITEMS)
-    async with aclosing(outputs(stages, prompt, {}, RunFate())) as made:
+    async with aclosing(outputs(stages, prompt, unswitched(), RunFate())) as made:
         assert await anext(made) == Text("WORD ")
         [process] = processes()
         os.kill(process, signal.SIGKILL)
@@ -121,7 +122,7 @@ async def test_a_stream_that_is_given_up_leaves_its_process_to_the_others(
     pool: ProcessPool,
 ) -> None:
     stages = [running(Words), outside(pool, ShoutOutside)]
-    async with aclosing(outputs(stages, Prompt("one two three"), {}, RunFate())) as made:
+    async with aclosing(outputs(stages, Prompt("one two three"), unswitched(), RunFate())) as made:
         await anext(made)
     assert await run([running(Words), outside(pool, ShoutOutside)], "four") == [
         Text("FOUR "),

@@ -10,12 +10,20 @@ from time import perf_counter
 import pytest
 
 from tailrace.ledger.frame import FinishReason
-from tailrace.origin.generations.stream_log import STAGE_SKIPPED, skip_message
 from tailrace.origin.pipelines.queue import MAX_QUEUED_BYTES, MAX_QUEUED_ITEMS
-from tailrace.origin.pipelines.runner import outputs
+from tailrace.origin.pipelines.runner import STAGE_SKIPPED, STAGE_SWITCHED, outputs
 from tailrace.origin.pipelines.stage import Item, Items, Prompt, Stage, StageOptions
 from tailrace.origin.producer import End, Remark, RunFate, Text
-from tests.origin.pipelines.staged import Hangs, PassOn, Shout, Words, run, running
+from tests.origin.pipelines.staged import (
+    Hangs,
+    PassOn,
+    Shout,
+    Words,
+    run,
+    running,
+    switches,
+    unswitched,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -36,7 +44,7 @@ async def test_a_required_stage_that_fails_ends_the_stream_by_name() -> None:
 async def test_an_optional_stage_that_fails_is_skipped_and_holds_nothing_back() -> None:
     stages = [running(Words), running(Shout, optional=True), running(PassOn)]
     made = await run(stages, "one two fail three")
-    message = skip_message("shout", 2, "ValueError: a word that fails")
+    message = "shout is skipped from item 2 on: ValueError: a word that fails"
     assert made == [
         Text("ONE "),
         Text("two "),
@@ -59,17 +67,76 @@ class Patient(Shout):
 async def test_a_stage_that_was_skipped_is_skipped_at_the_same_item_again() -> None:
     first = await run([running(Words), running(Shout, optional=True)], "one two fail three")
     again = [running(Words), running(Patient, "shout", optional=True)]
-    second = await run(again, "one two fail three", {"shout": 2})
+    switched = unswitched()
+    switched.add_changes(b'["shout", 2, false, 0, "a word that fails"]\n')
+    second = await run(again, "one two fail three", switched)
     assert [type(one) for one in second] == [type(one) for one in first]
     assert [one for one in second if isinstance(one, Text)] == [
         one for one in first if isinstance(one, Text)
     ]
 
 
+def switched(message: str) -> Remark:
+    return Remark(STAGE_SWITCHED, message)
+
+
+async def test_a_stage_is_switched_off_at_its_next_item_and_holds_nothing_back() -> None:
+    switching, stored = switches(is_new=[False])
+    switching.add_request(b'{"shout": false}')
+    stages = [running(Words), running(Shout, optional=True), running(PassOn)]
+    made = await run(stages, "one two three", switching)
+    off = switched("shout is off from item 1 on")
+    assert made == [Text("one "), off, Text("two "), Text("three "), End()]
+    assert stored == [b'["shout", 1, false, 1, ""]\n']
+
+
+async def test_a_stage_that_is_off_first_is_switched_on_with_a_new_object() -> None:
+    switching, stored = switches(off=["shout"], is_new=[False])
+    switching.add_request(b'{"shout": true}')
+    shout = running(Shout, optional=True)
+    made = await run([running(Words), shout], "one two three", switching)
+    on = switched("shout is on from item 1 on")
+    assert made == [Text("one "), on, Text("TWO "), Text("THREE "), End()]
+    assert stored == [b'["shout", 1, true, 1, ""]\n']
+
+
+async def test_a_stage_that_has_failed_can_be_switched_on_again() -> None:
+    switching, stored = switches()
+
+    class AsksAtThree(PassOn):
+        def process(self, item: Item) -> Iterable[Item]:
+            if item == Text("three "):
+                switching.add_request(b'{"shout": true}')
+            return (item,)
+
+    shout = running(Shout, optional=True)
+    stages = [running(Words), shout, running(AsksAtThree)]
+    prompt = "one fail three " + "more " * 4 * MAX_QUEUED_ITEMS
+    made = await run(stages, prompt, switching)
+    assert made[:3] == [
+        Text("one "),
+        Remark(STAGE_SKIPPED, "shout is skipped from item 1 on: ValueError: a word that fails"),
+        Text("fail "),
+    ]
+    [on] = (one for one in made[3:] if isinstance(one, Remark))
+    at = made.index(on)
+    assert all(one == Text("more ") for one in made[4:at])
+    assert all(one == Text("MORE ") for one in made[at + 1 : -1])
+    assert len(made) == 3 + 2 + 4 * MAX_QUEUED_ITEMS + 1
+    assert len(stored) == 2
+
+
+async def test_a_required_stage_is_never_switched() -> None:
+    switching, stored = switches()
+    switching.add_request(b'{"shout": false}')
+    made = await run([running(Words), running(Shout)], "one two", switching)
+    assert (made, stored) == ([Text("ONE "), Text("TWO "), End()], [])
+
+
 async def test_an_optional_stage_that_is_late_passes_on_none_of_its_items() -> None:
     stages = [running(Words), running(Hangs, optional=True, limit_s=0.05)]
     made = await run(stages, "one hang three")
-    message = skip_message("hangs", 1, "it took more than 0.05 s for an item")
+    message = "hangs is skipped from item 1 on: it took more than 0.05 s for an item"
     expected = [Text("-"), Text("one "), Remark(STAGE_SKIPPED, message)]
     assert made == [*expected, Text("hang "), Text("three "), End()]
 
@@ -96,11 +163,11 @@ class Counts(Stage[StageOptions]):
 @pytest.mark.parametrize(("prompt", "most"), [("small", 2 * MAX_QUEUED_ITEMS + 3), ("large", 5)])
 async def test_a_reader_that_stops_stops_the_stages(prompt: str, most: int) -> None:
     source, last = running(Counts), running(Hangs)
-    async with aclosing(outputs([source, last], Prompt(prompt), {}, RunFate())) as made:
+    async with aclosing(outputs([source, last], Prompt(prompt), unswitched(), RunFate())) as made:
         assert await anext(made) == Text("-")
         for _ in range(50):
             await anext(made)
-        stage = source.stage
+        [stage] = source.made
         assert isinstance(stage, Counts)
         taken = 25  # each text is two outputs of the last stage
         assert taken <= stage.given <= taken + most
@@ -140,7 +207,9 @@ async def test_the_time_of_a_stage_is_that_in_which_it_works() -> None:
 
 async def test_the_time_of_a_stage_has_that_of_the_item_at_work() -> None:
     words, hangs = running(Words), running(Hangs)
-    async with aclosing(outputs([words, hangs], Prompt("one hang"), {}, RunFate())) as made:
+    async with aclosing(
+        outputs([words, hangs], Prompt("one hang"), unswitched(), RunFate())
+    ) as made:
         assert [await anext(made) for _ in range(3)] == [Text("-"), Text("one "), Text("-")]
         begun_s = perf_counter()
         assert hangs.time.items == 1  # the first word

@@ -13,7 +13,7 @@ from tailrace.origin.pipelines.speech.vocabulary import VocabularyOptions
 from tailrace.origin.pipelines.speech.voice_activity import VoiceActivity, VoiceActivityOptions
 from tailrace.origin.pipelines.stage import AnyStage, Item
 from tailrace.origin.producer import Data
-from tests.origin.pipelines.staged import running, synchronous
+from tests.origin.pipelines.staged import stage_of, synchronous
 from tests.spoken import DIGITS
 
 PIECE_BYTES = 3_200
@@ -34,7 +34,7 @@ def in_pieces(data: bytes, size: int = PIECE_BYTES) -> list[Item]:
 def voice_activity(**options: object) -> VoiceActivity:
     """Return the stage for one stream."""
     checked = VoiceActivityOptions.model_validate(options)
-    stage = running(VoiceActivity, options=checked).stage
+    stage = stage_of(VoiceActivity, options=checked)
     assert isinstance(stage, VoiceActivity)
     return stage
 
@@ -42,19 +42,19 @@ def voice_activity(**options: object) -> VoiceActivity:
 def transcribe(**options: object) -> Transcribe:
     """Return the stage for one stream, for digits unless there are options."""
     checked = VocabularyOptions.model_validate(options or {"words": DIGITS})
-    stage = running(Transcribe, options=checked).stage
+    stage = stage_of(Transcribe, options=checked)
     assert isinstance(stage, Transcribe)
     return stage
 
 
 def debounce(ms: int = 80) -> AnyStage:
     """Return the stage for one stream."""
-    return running(Debounce, options=DebounceOptions(ms=ms)).stage
+    return stage_of(Debounce, options=DebounceOptions(ms=ms))
 
 
 def punctuate() -> AnyStage:
     """Return the stage for one stream."""
-    return running(Punctuate, options=PunctuateOptions()).stage
+    return stage_of(Punctuate, options=PunctuateOptions())
 
 
 def through(stages: Sequence[AnyStage], items: Iterable[Item]) -> list[Item]:

@@ -11,7 +11,7 @@ from tailrace.origin.pipelines.moderation import Action
 from tailrace.origin.pipelines.speech.items import Speech, Transcript, Word
 from tailrace.origin.pipelines.stages.blocklist import Blocklist, BlocklistOptions
 from tailrace.origin.producer import Data, Revision
-from tests.origin.pipelines.staged import running, synchronous
+from tests.origin.pipelines.staged import stage_of, synchronous
 
 SPEECH = Speech(b"\0\xff", 3, 1_000, ends=True, is_cut=True, overlap_ms=600)
 HEARD = Transcript("a b", False, 0.5, (Word("a", 0, 10), Word("b", 20, 30)), 40, is_cut=True)
@@ -30,5 +30,5 @@ def test_items_are_those_that_other_stages_know() -> None:
 
 def test_a_blocklist_keeps_the_time_and_the_stability_of_a_result() -> None:
     options = BlocklistOptions(words=("b",), action=Action.MASK)
-    made = synchronous(running(Blocklist, options=options).stage, [HEARD])
+    made = synchronous(stage_of(Blocklist, options=options), [HEARD])
     assert made == [Transcript("a *", False, 0.5, HEARD.words, 40, is_cut=True)]
