@@ -6,6 +6,7 @@ the client has, and the items that later stages have, stay the same.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
 
@@ -29,11 +30,22 @@ class LoggedStage(Stage[StageOptions]):
         self._caller = caller_of(inner.context.recipe.tenant)
         self._logged: deque[bytes] | None = None  # lines that were written by an earlier run
         self._size = 0
+        self._loading = asyncio.Lock()
 
     @property
     def repeats(self) -> bool:
         """Return True if the log may have the outputs of the next item."""
         return self._logged is None or bool(self._logged)
+
+    async def load(self) -> None:
+        """Read the log, unless it was read before."""
+        origin = self.context.origin
+        assert origin is not None
+        async with self._loading:
+            if self._logged is None:
+                log = await origin.read_log(self._name, self._caller)
+                self._size = len(log)
+                self._logged = deque(log.splitlines())
 
     def process(self, item: Item) -> Items:
         """Return the items that replace `item`: from the log if it has them, else of `inner`."""
@@ -54,10 +66,7 @@ class LoggedStage(Stage[StageOptions]):
     async def _outputs(self, item: Item) -> AsyncIterator[Item]:
         origin = self.context.origin
         assert origin is not None
-        if self._logged is None:
-            log = await origin.read_log(self._name, self._caller)
-            self._size = len(log)
-            self._logged = deque(log.splitlines())
+        await self.load()
         # `inner` processes items even if the log has their outputs, to reach the same state again.
         self._inner.is_repeated = bool(self._logged)
         made = self._inner.finish(item) if isinstance(item, End) else self._inner.process(item)

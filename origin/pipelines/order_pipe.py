@@ -23,8 +23,11 @@ those of a stream that ends are dropped."""
 log = structlog.get_logger("pipeline")
 
 
-class StageProcessLost(Unavailable):
-    """The process of a stage has ended, and its stage objects with it."""
+class StageLost(Unavailable):
+    """A stage object is lost, so all stages must run again.
+
+    Its process has ended, or it has failed at an item that it processed in an earlier run.
+    """
 
 
 class StageFailed(TailraceError, code="stage_failed"):
@@ -48,7 +51,7 @@ class OrderPipe:
         """Send an order, and return its reply; the time limit begins when the order is the oldest.
 
         Raises:
-            StageProcessLost: The process has ended.
+            StageLost: The process has ended.
             StageFailed: The stage failed, or took longer than `limit_s` seconds. The process is
                 then killed.
         """
@@ -79,7 +82,7 @@ class OrderPipe:
         """Write an order, and return the future of its reply.
 
         Raises:
-            StageProcessLost: The process has ended.
+            StageLost: The process has ended.
         """
         if self.is_lost:
             raise _lost()
@@ -131,5 +134,5 @@ class OrderPipe:
         return status
 
 
-def _lost() -> StageProcessLost:
-    return StageProcessLost("the process of the stage was lost")
+def _lost() -> StageLost:
+    return StageLost("the process of the stage was lost")

@@ -1,7 +1,7 @@
 """Processes for the stages of kind `cpu`, whose work would block the event loop of their worker.
 
 A stage object stays in one process until its stream ends. If the process dies, its stage objects
-are lost: each stream that has one there runs all of its stages again (`StageProcessLost`), on the
+are lost: each stream that has one there runs all of its stages again (`StageLost`), on the
 same input, and skips the outputs that it has given before.
 """
 
@@ -36,7 +36,7 @@ class StageProcess:
         """Make a stage object; return the pipe to its process, and its key there.
 
         Raises:
-            StageProcessLost: The process has ended.
+            StageLost: The process has ended.
             StageFailed: The object cannot be made.
         """
         async with self._starting:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,13 +18,12 @@ from typing import Any
 import structlog
 
 from tailrace.ledger.errors import CallerError, TailraceError
-from tailrace.ledger.frame import Caller
 from tailrace.ledger.process.tasks import background
 from tailrace.ledger.process.version import tailrace_version
 from tailrace.origin.config import PipelineConfig
 from tailrace.origin.pipelines.inner_stream import AskingStage, caller_of
 from tailrace.origin.pipelines.logged_stage import LoggedStage
-from tailrace.origin.pipelines.order_pipe import StageProcessLost
+from tailrace.origin.pipelines.order_pipe import StageLost
 from tailrace.origin.pipelines.origin_client import OriginClient
 from tailrace.origin.pipelines.process_pool import ProcessPool, RemoteStage
 from tailrace.origin.pipelines.runner import RunningStage, outputs
@@ -47,8 +46,7 @@ from tailrace.origin.producer import About, End, Output, Request, Resumption, Ti
 log = structlog.get_logger("pipeline")
 
 MAX_RUNS = 5
-"""Maximum number of times that a worker runs the stages of a stream if their processes end early.
-"""
+"""Maximum number of times that a worker runs the stages of a stream if a stage object is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +77,24 @@ class _PlannedStage:
         return stage if self.kind.is_deterministic else LoggedStage(stage)
 
 
-class _ChangeLog:
-    """The log of the changes of one stream's stages, to which this worker appends."""
+class _StreamRuns:
+    """The runs of the stages of one stream in this worker, and its log of their changes.
 
-    def __init__(self, origin: OriginClient, stream: bytes, caller: Caller) -> None:
+    `stages` are those of the current run, which has given `count` outputs. The runs before it have
+    given `given` of them.
+    """
+
+    def __init__(self, origin: OriginClient, request: Request) -> None:
+        self.stages: list[RunningStage] = []
+        self.given = self.count = 0
         self._origin = origin
-        self._name = f"{stream.hex()}:{CHANGES}"
-        self._caller = caller
+        self._fate = request.fate
+        self._name = f"{request.stream.hex()}:{CHANGES}"
+        self._caller = caller_of(request.recipe.tenant)
         self._size = 0
         self._turn = asyncio.Lock()
 
-    async def read(self) -> bytes:
+    async def read_changes(self) -> bytes:
         """Return the changes that are stored."""
         log = await self._origin.read_log(self._name, self._caller)
         self._size = len(log)
@@ -101,6 +106,27 @@ class _ChangeLog:
             size, limit = self._size, MAX_CHANGES_BYTES
             await self._origin.append_log(self._name, self._caller, size, line, limit)
             self._size += len(line)
+
+    async def load_logs(self, stages: Sequence[str]) -> None:
+        """Read the logs of the outputs of these stages."""
+        for stage in self._logged(stages):
+            await stage.load()
+
+    def is_new(self, stages: Sequence[str]) -> bool:
+        """Return True if this run has repeated all outputs of earlier runs, and these stages' logs.
+
+        Earlier runs may have been those of other workers.
+        """
+        if self._fate.is_repeating or self.count < self.given:
+            return False
+        return not any(stage.repeats for stage in self._logged(stages))
+
+    def _logged(self, stages: Sequence[str]) -> list[LoggedStage]:
+        return [
+            one.stage
+            for one in self.stages
+            if one.name in stages and isinstance(one.stage, LoggedStage)
+        ]
 
 
 class PipelineProducer:
@@ -128,38 +154,29 @@ class PipelineProducer:
     async def produce(self, request: Request) -> AsyncGenerator[Output, None]:
         """Yield the outputs of the last stage.
 
-        If the process of a stage is lost, all stages run again, and the outputs that were given
-        before are skipped: deterministic stages give the same ones.
+        If a stage object is lost, all stages run again, and the outputs that were given before are
+        skipped: deterministic stages give the same ones.
         """
-        given = count = 0
-        running: list[RunningStage] = []
-
-        def is_new() -> bool:
-            """Return True if all outputs of earlier runs have been repeated."""
-            stages = [each.stage for each in running]
-            logged = any(isinstance(one, LoggedStage) and one.repeats for one in stages)
-            return not request.fate.is_repeating and count >= given and not logged
-
-        changes = _ChangeLog(self._origin, request.stream, caller_of(request.recipe.tenant))
-        switches = Switches(request.recipe.skipped_stages, changes.append, is_new)
+        runs = _StreamRuns(self._origin, request)
+        names = [each.table.named for each in self._stages]
+        switches = Switches(names, request.recipe.skipped_stages, runs)
         works: list[Coroutine[Any, Any, None]] = []
         if any(each.table.optional for each in self._stages):
-            switches.add_changes(await changes.read())
+            switches.add_changes(await runs.read_changes())
             works.append(await self._requests(request, switches))
         async with background(works):
             for nth in range(1, MAX_RUNS + 1):
-                count = 0
-                running[:] = self._running(request)
+                runs.stages, runs.count = self._running(request), 0
                 switches.begin_run()
                 try:
-                    async with aclosing(self._run(request, running, switches)) as items:
+                    async with aclosing(self._run(request, runs.stages, switches)) as items:
                         async for item in items:
-                            count += 1
-                            if count > given:
-                                given = count
+                            runs.count += 1
+                            if runs.count > runs.given:
+                                runs.given = runs.count
                                 yield item
                     return
-                except StageProcessLost:
+                except StageLost:
                     if nth == MAX_RUNS:
                         raise
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from dataclasses import dataclass, field
 
 from tailrace.origin.pipelines.stage import Item, Prompt
 from tailrace.origin.producer import Data, Reasoning, Revision, Text
@@ -16,7 +17,21 @@ OTHER_ITEM_BYTES = 64
 """Assumed size in bytes of an item that is neither text nor data."""
 
 
-def size_of(item: Item) -> int:
+@dataclass(frozen=True, slots=True, eq=False)
+class Barrier:
+    """Follows items through the queues; stages do not see it.
+
+    `arrived` is set when the pipeline's reader takes it: then all stages behind the one that sent
+    it have processed all items before it, and their outputs were given.
+    """
+
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+Queued = Item | Barrier
+
+
+def size_of(item: Queued) -> int:
     """Return the approximate size of an item, in bytes."""
     match item:
         case Text(text=text) | Reasoning(text=text) | Revision(text=text):
@@ -34,7 +49,7 @@ class ItemQueue:
 
     def __init__(self, most_items: int = MAX_QUEUED_ITEMS) -> None:
         """Begin empty; `most_items` is the maximum number of items."""
-        self._items: deque[Item] = deque()
+        self._items: deque[Queued] = deque()
         self._bytes = 0
         self._most_items = most_items
         self._changed = asyncio.Event()
@@ -50,7 +65,7 @@ class ItemQueue:
         """True if the writer must wait."""
         return len(self._items) >= self._most_items or self._bytes >= MAX_QUEUED_BYTES
 
-    async def put(self, item: Item) -> None:
+    async def put(self, item: Queued) -> None:
         """Add an item, as soon as there is room."""
         while self.is_full:
             self._changed.clear()
@@ -59,7 +74,7 @@ class ItemQueue:
         self._bytes += size_of(item)
         self._changed.set()
 
-    async def get(self) -> Item:
+    async def get(self) -> Queued:
         """Return the oldest item, as soon as there is one; raise the error of `fail`."""
         while not self._items and self._error is None:
             self._changed.clear()

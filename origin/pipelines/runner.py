@@ -20,8 +20,8 @@ import structlog
 from tailrace.ledger.errors import TailraceError
 from tailrace.ledger.frame import FinishReason
 from tailrace.ledger.process.tasks import background
-from tailrace.origin.pipelines.order_pipe import StageProcessLost
-from tailrace.origin.pipelines.queue import ItemQueue
+from tailrace.origin.pipelines.order_pipe import StageLost
+from tailrace.origin.pipelines.queue import Barrier, ItemQueue
 from tailrace.origin.pipelines.stage import AnyStage, Item, Items, Prompt
 from tailrace.origin.pipelines.switches import Change, Switches
 from tailrace.origin.producer import Data, End, Output, Remark, RunFate, TimedStage
@@ -83,7 +83,7 @@ async def outputs(
             that it raises ends the stream as failed.
 
     Raises:
-        StageProcessLost: The process of a stage has ended. The stages must run again.
+        StageLost: The process of a stage has ended. The stages must run again.
     """
     queues = [ItemQueue() for _ in range(len(stages) + 1)]
     works = [
@@ -96,6 +96,9 @@ async def outputs(
         async with background(works):
             while end is None:
                 item = await queues[-1].get()
+                if isinstance(item, Barrier):
+                    item.arrived.set()
+                    continue
                 if isinstance(item, Prompt):
                     message = f"the stage {stages[-1].name} gave a prompt, and no model follows it"
                     item = End(FinishReason.FAILED, message=message)
@@ -146,7 +149,7 @@ class _StageRun:
         """Process items until the stage returns an End or fails, or the input ends.
 
         Raises:
-            StageProcessLost: The process of the stage has ended.
+            StageLost: The process of the stage has ended, or the stage failed at a repeated item.
         """
         running = self._running
         if self._switches.is_on_first(running.name):
@@ -154,6 +157,9 @@ class _StageRun:
         has_ended = False
         while not has_ended:
             item = await self._source.get()
+            if isinstance(item, Barrier):
+                await self._sink.put(item)
+                continue
             if running.optional:
                 await self._switch()
             if running.stage is None:
@@ -173,16 +179,25 @@ class _StageRun:
             if not await self._send(stage.finish(item)):
                 await self._sink.put(item)
             return True
-        except StageProcessLost:
+        except StageLost:
             raise
-        except Exception as error:  # noqa: BLE001  (a stage may raise anything)
+        except Exception as error:
             timed.stop(time.perf_counter())
             reason = _reason(error, self._running.limit_s)
             if not self._running.optional:
                 await self._sink.put(self._failed(error, reason))
                 return True
-            log.warning("stage.skipped", stage=self._running.name, error=reason)
-            await self._apply(self._switches.failed(self._running.name, self._count, reason))
+            barrier = Barrier()
+            await self._sink.put(barrier)
+            await barrier.arrived.wait()
+            name = self._running.name
+            if not await self._switches.may_skip(name):
+                message = (
+                    f"the stage {name} has failed at an item that it processed before: {reason}"
+                )
+                raise StageLost(message) from error
+            log.warning("stage.skipped", stage=name, error=reason)
+            await self._apply(self._switches.failed(name, self._count, reason))
             await self._sink.put(item)
             return isinstance(item, End)
         finally:

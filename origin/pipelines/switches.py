@@ -6,17 +6,18 @@ So a worker that runs the stages again changes them at the same items, and gives
 
 Clients' requests are in a log of their own, to which the origin appends them. A request has its
 effect at the next item of the stage. A worker that repeats what an earlier run has done leaves
-requests alone until it has repeated all of it: the outputs, those in the logs of stages, and the
-changes. Otherwise these would meet other items than the first time.
+requests alone until it has repeated all of it: the outputs, those in the logs of the stages behind
+this one, and their changes. Otherwise these would meet other items than the first time.
 
-Sans-I/O: the owner reads the two logs, and passes a function that appends to the log of changes.
+Sans-I/O: the owner reads the two logs, and passes an object that appends to the log of changes.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
+from typing import Protocol
 
 from tailrace.ledger.errors import Damaged
 from tailrace.ledger.frame import StageSwitch
@@ -48,25 +49,36 @@ class Change:
     reason: str = ""
 
 
+class Runs(Protocol):
+    """The runs of the stages of one stream, of which several may be necessary."""
+
+    async def append(self, line: bytes) -> None:
+        """Append a line to the log of changes, and return when it is durable."""
+
+    async def load_logs(self, stages: Sequence[str]) -> None:
+        """Read the logs of the outputs of these stages, as far as they are on and have one."""
+
+    def is_new(self, stages: Sequence[str]) -> bool:
+        """Return True if earlier outputs were repeated: those given, and those in stages' logs.
+
+        It is False while a log is not read.
+        """
+
+
 class Switches:
     """Decides when the stages of one stream are switched.
 
     Args:
+        stages: the names of all stages, in their order.
         off: the stages that the stream's request switched off.
-        append: appends a line to the log of changes, and returns when it is durable.
-        is_new: returns True if the next outputs are new: no earlier run has given or logged them.
+        runs: the log of the changes, and the progress of the runs.
     """
 
-    def __init__(
-        self,
-        off: Iterable[str],
-        append: Callable[[bytes], Awaitable[None]],
-        is_new: Callable[[], bool],
-    ) -> None:
+    def __init__(self, stages: Sequence[str], off: Iterable[str], runs: Runs) -> None:
         """Begin without requests and changes."""
+        self._stages = stages
         self._off = frozenset(off)
-        self._append = append
-        self._is_new = is_new
+        self._runs = runs
         self._changes: dict[str, list[Change]] = {}
         self._carried_out: dict[str, int] = {}  # how many of them, in this run
         self._requests = 0
@@ -116,7 +128,7 @@ class Switches:
         if changes:
             is_on, settled = changes[-1].on, changes[-1].requests
         nth, wanted = self._wanted.get(stage, (0, is_on))
-        if wanted is is_on or nth <= settled or self._repeats_changes() or not self._is_new():
+        if wanted is is_on or nth <= settled or not self._is_new(stage):
             return None
         return Change(stage, item, wanted, self._requests)
 
@@ -133,16 +145,29 @@ class Switches:
         """
         nth = self._carried_out.get(change.stage, 0)
         if nth == len(self._changes.get(change.stage, ())):
-            await self._append(json.dumps(astuple(change)).encode() + b"\n")
+            await self._runs.append(json.dumps(astuple(change)).encode() + b"\n")
             self._add(change)
         self._carried_out[change.stage] = nth + 1
 
-    def _repeats_changes(self) -> bool:
-        """Return True if some stage will be switched where an earlier run has switched it."""
-        return any(
-            self._carried_out.get(stage, 0) < len(changes)
-            for stage, changes in self._changes.items()
+    async def may_skip(self, stage: str) -> bool:
+        """Return True if a stage that has failed may be skipped from this item on.
+
+        All its earlier outputs must have gone through the stages behind it. Then it may not be
+        skipped if these have outputs of more items: an earlier run did not fail at this item.
+        """
+        behind = self._behind(stage)
+        await self._runs.load_logs(behind)
+        return self._is_new(stage)
+
+    def _is_new(self, stage: str) -> bool:
+        """Return True if no earlier run was here: nothing is to be repeated behind the stage."""
+        behind = self._behind(stage)
+        return self._runs.is_new(behind) and all(
+            self._carried_out.get(one, 0) == len(self._changes.get(one, ())) for one in behind
         )
+
+    def _behind(self, stage: str) -> Sequence[str]:
+        return self._stages[self._stages.index(stage) + 1 :]
 
     def _add(self, change: Change) -> None:
         self._changes.setdefault(change.stage, []).append(change)

@@ -136,7 +136,7 @@ async def listen(pcm: bytes, pool: ProcessPool, wait_s: float, live: Live) -> No
     local = local_stages(WORDS)
     local[1] = RemoteStage(Transcribe, WORDS, CONTEXT, pool, None)
     stages = [RunningStage(f"stage{at}", partial(made, one)) for at, one in enumerate(local)]
-    async for item in outputs(stages, Prompt(""), unswitched(), RunFate(), sound()):
+    async for item in outputs(stages, Prompt(""), unswitched(stages), RunFate(), sound()):
         if isinstance(item, Transcript):
             piece = min(math.ceil(item.at_ms / PIECE_MS), len(sent)) - 1
             delay_ms = (time.perf_counter() - sent[piece]) * 1000

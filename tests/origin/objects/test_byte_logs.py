@@ -117,7 +117,9 @@ async def test_outputs_of_a_stage_are_refused_to_a_second_worker(house: House) -
 
 
 async def test_too_many_outputs_of_a_stage_are_refused_with_its_name(house: House) -> None:
-    with pytest.raises(TooLarge, match="the outputs of the stage stage would have more than 900 bytes"):
+    with pytest.raises(
+        TooLarge, match="the outputs of the stage stage would have more than 900 bytes"
+    ):
         await house.send(bytes(901), 0, key=OUTPUTS)
 
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from itertools import chain, pairwise, repeat
 from pathlib import Path
 from random import Random
@@ -70,6 +77,18 @@ class Shout(Stage[StageOptions]):
     def held(self) -> Iterable[Item]:
         """Return the last item, as it was."""
         return self._last
+
+
+class Unsteady(Shout):
+    """A Shout that fails by chance."""
+
+    odds = 0.002
+
+    def process(self, item: Item) -> Iterable[Item]:
+        """Return the item before this one, or raise LookupError."""
+        if chance.random() < self.odds:
+            raise LookupError("by chance")
+        return super().process(item)
 
 
 class ShoutOutside(Shout):
@@ -211,30 +230,44 @@ def running(kind: Makes, name: str = "", **more: Any) -> RunningStage:
     return RunningStage(name or _name_of(kind), make, **more)
 
 
-def unswitched() -> Switches:
+def unswitched(stages: Sequence[RunningStage]) -> Switches:
     """Return the switches of a stream whose stages nobody switches."""
-    return switches()[0]
+    return switches([one.name for one in stages])[0]
 
 
-def switches(off: Iterable[str] = (), is_new: Iterable[bool] = ()) -> tuple[Switches, list[bytes]]:
-    """Return the switches of a stream, and the list of the changes that they store.
+def switches(
+    names: Sequence[str], off: Iterable[str] = (), is_new: Iterable[bool] = ()
+) -> tuple[Switches, list[bytes]]:
+    """Return the switches of a stream with these stages, and the list of the changes they store.
 
     `is_new` has the answers to whether the next output is new; after them it is always new.
     """
-    answers = chain(is_new, repeat(True))
-    stored: list[bytes] = []
+    runs = _Runs(chain(is_new, repeat(True)))
+    return Switches(names, off, runs), runs.stored
 
-    async def append(line: bytes) -> None:
-        stored.append(line)
 
-    return Switches(off, append, lambda: next(answers)), stored
+class _Runs:
+    """The runs of a stream's stages, with their changes in memory."""
+
+    def __init__(self, is_new: Iterator[bool]) -> None:
+        self.stored: list[bytes] = []
+        self._is_new = is_new
+
+    async def append(self, line: bytes) -> None:
+        self.stored.append(line)
+
+    async def load_logs(self, stages: Sequence[str]) -> None:
+        """Do nothing: there are no logs."""
+
+    def is_new(self, stages: Sequence[str]) -> bool:
+        return next(self._is_new)
 
 
 async def run(
     stages: Sequence[RunningStage], prompt: str, switched: Switches | None = None
 ) -> list[Output]:
     """Return all outputs of a pipeline."""
-    switched = switched or unswitched()
+    switched = switched or unswitched(stages)
     return [one async for one in outputs(stages, Prompt(prompt), switched, RunFate())]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tailrace.ledger.frame import FinishReason
-from tailrace.origin.pipelines.order_pipe import StageProcessLost
+from tailrace.origin.pipelines.order_pipe import StageLost
 from tailrace.origin.pipelines.process_pool import (
     COMMAND,
     ProcessPool,
@@ -101,7 +101,7 @@ async def test_a_stage_that_hangs_is_killed_at_its_limit(pool: ProcessPool) -> N
 async def test_a_killed_process_is_known_and_the_next_stream_gets_a_new_one(
     pool: ProcessPool,
 ) -> None:
-    with pytest.raises(StageProcessLost):
+    with pytest.raises(StageLost):
         await read_and_kill([running(Words), outside(pool, ShoutOutside)])
     made = await run([running(Words), outside(pool, ShoutOutside)], "four")
     assert made == [Text("FOUR "), End()]
@@ -110,7 +110,7 @@ async def test_a_killed_process_is_known_and_the_next_stream_gets_a_new_one(
 async def read_and_kill(stages: list[RunningStage]) -> None:
     """Read a stream of more items than its queues hold, and kill the process in its middle."""
     prompt = Prompt("word " * 4 * MAX_QUEUED_ITEMS)
-    async with aclosing(outputs(stages, prompt, unswitched(), RunFate())) as made:
+    async with aclosing(outputs(stages, prompt, unswitched(stages), RunFate())) as made:
         assert await anext(made) == Text("WORD ")
         [process] = processes()
         os.kill(process, signal.SIGKILL)
@@ -122,7 +122,9 @@ async def test_a_stream_that_is_given_up_leaves_its_process_to_the_others(
     pool: ProcessPool,
 ) -> None:
     stages = [running(Words), outside(pool, ShoutOutside)]
-    async with aclosing(outputs(stages, Prompt("one two three"), unswitched(), RunFate())) as made:
+    async with aclosing(
+        outputs(stages, Prompt("one two three"), unswitched(stages), RunFate())
+    ) as made:
         await anext(made)
     assert await run([running(Words), outside(pool, ShoutOutside)], "four") == [
         Text("FOUR "),

@@ -67,7 +67,7 @@ class Patient(Shout):
 async def test_a_stage_that_was_skipped_is_skipped_at_the_same_item_again() -> None:
     first = await run([running(Words), running(Shout, optional=True)], "one two fail three")
     again = [running(Words), running(Patient, "shout", optional=True)]
-    switched = unswitched()
+    switched = unswitched(again)
     switched.add_changes(b'["shout", 2, false, 0, "a word that fails"]\n')
     second = await run(again, "one two fail three", switched)
     assert [type(one) for one in second] == [type(one) for one in first]
@@ -81,7 +81,7 @@ def switched(message: str) -> Remark:
 
 
 async def test_a_stage_is_switched_off_at_its_next_item_and_holds_nothing_back() -> None:
-    switching, stored = switches(is_new=[False])
+    switching, stored = switches(["words", "shout", "passon"], is_new=[False])
     switching.add_request(b'{"shout": false}')
     stages = [running(Words), running(Shout, optional=True), running(PassOn)]
     made = await run(stages, "one two three", switching)
@@ -91,7 +91,7 @@ async def test_a_stage_is_switched_off_at_its_next_item_and_holds_nothing_back()
 
 
 async def test_a_stage_that_is_off_first_is_switched_on_with_a_new_object() -> None:
-    switching, stored = switches(off=["shout"], is_new=[False])
+    switching, stored = switches(["words", "shout"], off=["shout"], is_new=[False])
     switching.add_request(b'{"shout": true}')
     shout = running(Shout, optional=True)
     made = await run([running(Words), shout], "one two three", switching)
@@ -101,7 +101,7 @@ async def test_a_stage_that_is_off_first_is_switched_on_with_a_new_object() -> N
 
 
 async def test_a_stage_that_has_failed_can_be_switched_on_again() -> None:
-    switching, stored = switches()
+    switching, stored = switches(["words", "shout", "asksatthree"])
 
     class AsksAtThree(PassOn):
         def process(self, item: Item) -> Iterable[Item]:
@@ -127,7 +127,7 @@ async def test_a_stage_that_has_failed_can_be_switched_on_again() -> None:
 
 
 async def test_a_required_stage_is_never_switched() -> None:
-    switching, stored = switches()
+    switching, stored = switches(["words", "shout"])
     switching.add_request(b'{"shout": false}')
     made = await run([running(Words), running(Shout)], "one two", switching)
     assert (made, stored) == ([Text("ONE "), Text("TWO "), End()], [])
@@ -163,7 +163,9 @@ class Counts(Stage[StageOptions]):
 @pytest.mark.parametrize(("prompt", "most"), [("small", 2 * MAX_QUEUED_ITEMS + 3), ("large", 5)])
 async def test_a_reader_that_stops_stops_the_stages(prompt: str, most: int) -> None:
     source, last = running(Counts), running(Hangs)
-    async with aclosing(outputs([source, last], Prompt(prompt), unswitched(), RunFate())) as made:
+    async with aclosing(
+        outputs([source, last], Prompt(prompt), unswitched([source, last]), RunFate())
+    ) as made:
         assert await anext(made) == Text("-")
         for _ in range(50):
             await anext(made)
@@ -208,7 +210,7 @@ async def test_the_time_of_a_stage_is_that_in_which_it_works() -> None:
 async def test_the_time_of_a_stage_has_that_of_the_item_at_work() -> None:
     words, hangs = running(Words), running(Hangs)
     async with aclosing(
-        outputs([words, hangs], Prompt("one hang"), unswitched(), RunFate())
+        outputs([words, hangs], Prompt("one hang"), unswitched([words, hangs]), RunFate())
     ) as made:
         assert [await anext(made) for _ in range(3)] == [Text("-"), Text("one "), Text("-")]
         begun_s = perf_counter()

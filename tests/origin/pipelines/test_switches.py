@@ -30,12 +30,13 @@ from tests.origin.producers.asked import recipe
 pytestmark = pytest.mark.anyio
 
 OWN = "tests.origin.pipelines.staged"
-SEEDS = 100
+NAMES = ("b", "a", "c")
+SEEDS = 60
 WORDS = 40
 
 
 def test_a_request_counts_from_the_next_item_on() -> None:
-    switching, _ = switches()
+    switching, _ = switches(NAMES)
     assert switching.due("a", 0) is None
     switching.add_request(request_line([StageSwitch("a", False), StageSwitch("b", True)]))
     assert switching.due("a", 5) == Change("a", 5, False, 1)
@@ -44,7 +45,7 @@ def test_a_request_counts_from_the_next_item_on() -> None:
 
 
 async def test_a_failure_settles_the_requests_before_it() -> None:
-    switching, stored = switches()
+    switching, stored = switches(NAMES)
     switching.add_request(request_line([StageSwitch("a", True)]))
     await switching.carry_out(switching.failed("a", 3, "ValueError: no"))
     assert switching.due("a", 4) is None
@@ -58,17 +59,17 @@ async def test_a_failure_settles_the_requests_before_it() -> None:
 
 async def test_changes_of_an_earlier_run_come_at_the_same_items() -> None:
     off, on = Change("a", 3, False, 1), Change("a", 3, True, 2)
-    first, stored = switches()
+    first, stored = switches(NAMES)
     await first.carry_out(off)
     await first.carry_out(on)
-    again, stored_again = switches()
+    again, stored_again = switches(NAMES)
     again.add_changes(b"".join(stored))
     for _ in range(3):
         again.add_request(request_line([StageSwitch("a", False), StageSwitch("b", False)]))
     for _ in range(2):
         again.begin_run()
         assert [again.due("a", item) for item in range(3)] == [None] * 3
-        assert again.due("b", 0) is None  # while changes are repeated
+        assert again.due("b", 0) is None  # while changes behind it are repeated
         assert again.due("a", 3) == off
         await again.carry_out(off)
         assert again.due("a", 3) == on
@@ -79,7 +80,7 @@ async def test_changes_of_an_earlier_run_come_at_the_same_items() -> None:
 
 
 def test_a_request_waits_while_outputs_are_repeated() -> None:
-    switching, _ = switches(is_new=[False])
+    switching, _ = switches(NAMES, is_new=[False])
     switching.add_request(request_line([StageSwitch("a", False)]))
     assert switching.due("a", 0) is None
     assert switching.due("a", 1) == Change("a", 1, False, 1)
@@ -88,7 +89,7 @@ def test_a_request_waits_while_outputs_are_repeated() -> None:
 @pytest.mark.parametrize("log", [b"{}\n", b"[1]\n", b'["a", 1, 2, 3, 4, 5]\n', b"x\n"])
 def test_a_damaged_log_is_refused(log: bytes) -> None:
     with pytest.raises(Damaged, match="malformed"):
-        switches()[0].add_changes(log)
+        switches(NAMES)[0].add_changes(log)
 
 
 class Logs(OriginClient):
@@ -146,7 +147,8 @@ def table(random: Random) -> PipelineTable:
         "name": "scattered",
         "optional": random.random() < 0.5,
     }
-    last = {"stage": f"{OWN}:Shout", "name": "last", "optional": True}
+    kind = random.choice(["Shout", "Unsteady"])
+    last = {"stage": f"{OWN}:{kind}", "name": "last", "optional": True}
     between = [shout, scattered] if random.random() < 0.7 else [scattered, shout]
     stages = [{"stage": f"{OWN}:Words"}, *between, last]
     return PipelineTable.model_validate({"stages": stages})
@@ -216,7 +218,9 @@ async def test_a_killed_run_switches_the_stages_at_the_same_items(
         skipped += notices.count(STAGE_SKIPPED)
         frames, stream.frames = stream.frames, []
         stream.logs.forget_requests()  # some may have come after the last item of their stage
-        await stream.run(is_quiet=True)
+        with monkeypatch.context() as quiet:
+            quiet.setattr(staged.Unsteady, "odds", 0.0)
+            await stream.run(is_quiet=True)
         assert stream.frames == frames, seed
     assert switched > SEEDS // 4
     assert skipped > SEEDS // 40
