@@ -716,6 +716,10 @@ class StreamCore:
         stream = self.table.by_id.get(append.stream)
         if stream is None or stream.worker != worker or stream.epoch != append.epoch:
             return  # the core has ended this run already
+        if stream.state not in GENERATING:
+            # The run was paused, and the stream is claimed again for the same worker. Until that
+            # claim is answered, the stream has the epoch of the paused run.
+            return
         fields = {"index": append.index, "error": str(refusal.error)}
         self._log("warning", "append.refused", stream, **fields)
         self._send_cancel(stream, is_final=False)

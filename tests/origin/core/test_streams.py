@@ -16,6 +16,7 @@ from tailrace.ledger.frame import (
     Token,
     encode,
 )
+from tailrace.ledger.interface import Refusal
 from tailrace.ledger.links.rights import Right
 from tailrace.origin.core.events import Filled, WorkerDied, WorkerReady
 from tailrace.origin.core.pool import ModelPool
@@ -196,6 +197,25 @@ def test_answers_to_an_earlier_end_change_nothing(origin: Origin) -> None:
     origin.handle(EndStored(A, second.nth))
     assert origin.state() is StreamState.ABSENT
     assert origin.handle(EndStored(A, second.nth)) == []
+
+
+def test_a_late_refusal_of_a_paused_run_leaves_the_next_claim_alone(origin: Origin) -> None:
+    recipe = RECIPE.model_copy(update={"unread": "pause", "unread_after_s": 30})
+    origin.ready(0)
+    claim = origin.one(StreamsAdmitted([(A, recipe)]), TakeOver)
+    origin.handle(TakenOver(A, claim.run, 1, History()))
+    token = Step.of([Emission(claim.run, 0, (5,), (), encode(Token("a", 0)))])
+    step = origin.core.step(0, token.cut())
+    late = step.appends(0.0, 0, lambda _stream, _released: 0)[0]
+    origin.now += 31
+    origin.handle(ReadersSeen(set()))
+    assert origin.state() is StreamState.PAUSED
+    origin.one(ReadersSeen({A}), FindStreams)
+    again = origin.one(StreamsFound(Purpose.WAKE, {A: FoundStream(recipe, 1)}), TakeOver)
+    assert (again.worker, again.stream.epoch) == (0, late.epoch)
+    origin.handle(StepDurable(0, step, [Refusal(late, AWAY)]))
+    assert origin.state() is StreamState.CLAIMING, "its claim has no answer yet"
+    origin.one(TakenOver(A, again.run, 2, History()), OrderRun)
 
 
 def test_only_an_end_that_is_stored_says_that_all_tokens_are_delivered(origin: Origin) -> None:
