@@ -37,6 +37,7 @@ class Suspicion:
         deaths: Number of workers in a row that had begun it and died before it had output.
         blamed: Number of those deaths for which no other stream can be the cause.
         group: Number of the group of suspects that it is tried with; None if it is no suspect.
+        last_output: Index of the last frame of its log that is no notice when it was last begun.
     """
 
     begun: bool = False
@@ -45,6 +46,12 @@ class Suspicion:
     deaths: int = 0
     blamed: int = 0
     group: int | None = None
+    last_output: int = -1
+
+    @property
+    def is_grave(self) -> bool:
+        """Return True if the stream has lost a worker or a run since it last had output."""
+        return self.deaths > 0 or self.blamed > 0
 
     def place(self, *, retried: bool) -> None:
         """Note that the stream is assigned to a worker; `retried`: another worker had it before."""
@@ -54,6 +61,18 @@ class Suspicion:
     def prove(self) -> None:
         """Note that the stream has output, so it did not kill its worker."""
         self.proven = True
+        self._clear()
+
+    def go_on(self, last_output: int) -> None:
+        """Note that a worker is to continue the stream after its output up to this index.
+
+        If the log has grown since, the stream did not kill its last worker, here or elsewhere.
+        """
+        if last_output != self.last_output:
+            self.last_output = last_output
+            self._clear()
+
+    def _clear(self) -> None:
         self.deaths = self.blamed = 0
         self.group = None
 

@@ -22,6 +22,9 @@ from tailrace.origin.workers.worker_frame import Emissions
 
 ROOM_SHARES = {Priority.INTERACTIVE: 1.0, Priority.STANDARD: 7 / 8, Priority.BATCH: 3 / 4}
 """Share of `max_streams` that a class and all less urgent classes together may fill."""
+MAX_SUSPICIONS = 1024
+"""Maximum number of streams that have left this origin without an end, and whose suspicions are
+kept; the oldest are dropped."""
 MAX_ENDED = 512
 """Maximum number of ended streams that are kept in memory; older ones are in the ledger only."""
 
@@ -73,6 +76,9 @@ class StreamTable:
         self._first_place = self._last_place = 0
         self._runs: dict[int, Stream] = {}
         self._run_numbers = itertools.count(1)
+        self._suspicions: dict[bytes, Suspicion] = {}
+        """Suspicions against streams that were paused here or taken by another origin. A stream
+        that kills workers could go from origin to origin for ever if each began to count anew."""
 
     # ---- states ----
 
@@ -113,6 +119,7 @@ class StreamTable:
         has_producer = epoch is not None
         stream = Stream(id_, recipe, state, has_producer, 1 if epoch is None else epoch)
         stream.read_s = stream.progress.began_s = stream.progress.time.since_s = now
+        stream.standing = self._suspicions.pop(id_, stream.standing)
         self.by_id[id_] = stream
         self.changed(stream)
         if state is StreamState.WAITING:
@@ -132,6 +139,10 @@ class StreamTable:
             self.paused[stream.id] = Paused(now, stream.epoch)
         elif stream.state is StreamState.LEFT:
             self.left.add(stream.id)
+        if stream.standing.is_grave and event in (StreamEvent.PAUSED, StreamEvent.TAKEN):
+            self._suspicions[stream.id] = stream.standing
+            if len(self._suspicions) > MAX_SUSPICIONS:
+                del self._suspicions[next(iter(self._suspicions))]
         return True
 
     def remember(self, stream: Stream, reason: FinishReason, now: float) -> None:

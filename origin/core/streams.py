@@ -428,6 +428,7 @@ class StreamCore:
         kind = "" if ready is None else ready.kind
         self.table.turn(stream, StreamEvent.CLAIMED)
         stream.progress.go_on(history, self._now)
+        stream.standing.go_on(history.last_output)
         commits = self._commits[stream.worker]
         stream.progress.time.placed(self._now, commits, is_begun=history.is_begun)
         stream.timed_ms = history.at_ms

@@ -20,7 +20,7 @@ from tailrace.ledger.interface import Refusal
 from tailrace.ledger.links.rights import Right
 from tailrace.origin.core.events import Filled, WorkerDied, WorkerReady
 from tailrace.origin.core.pool import ModelPool
-from tailrace.origin.core.states import STREAM_TRANSITIONS, StreamEvent, StreamState
+from tailrace.origin.core.states import STREAM_TRANSITIONS, StreamEvent, StreamState, WorkerState
 from tailrace.origin.core.stream_events import (
     AppendEnd,
     AppendNotices,
@@ -36,6 +36,7 @@ from tailrace.origin.core.stream_events import (
     RecordEnd,
     ReportToModels,
     RequestClosed,
+    RunsStarted,
     StepDurable,
     StreamCommand,
     StreamHappening,
@@ -52,6 +53,7 @@ from tailrace.origin.core.streams import (
     CANCEL_TRIES,
     IDLE_STREAM_S,
     LOOK_AGAIN_S,
+    MAX_DEATHS,
     PAUSED_S,
     StreamCore,
 )
@@ -397,6 +399,53 @@ def test_a_stream_that_another_origin_took_is_taken_back_only_if_nothing_is_made
     origin.now += LOOK_AGAIN_S
     origin.one(ReadersSeen({A}), FindStreams)
     origin.one(StreamsFound(Purpose.WAKE, {A: FoundStream(recipe, 2, 6)}), TakeOver)
+
+
+def found_again(origin: Origin, epoch: int) -> TakeOver:
+    """Return the claim of a stream that is found in the ledger while it is read here."""
+    if origin.models.workers[0].state is WorkerState.STARTING:
+        origin.ready(0)
+    recipe = RECIPE.model_copy(update={"unread": "pause", "unread_after_s": 30})
+    return origin.one(StreamsFound(Purpose.WAKE, {A: FoundStream(recipe, epoch)}), TakeOver)
+
+
+def kill_a_worker(origin: Origin, claim: TakeOver) -> list[StreamCommand]:
+    """Begin a claimed run, and report that its worker died of it."""
+    origin.handle(TakenOver(A, claim.run, claim.stream.epoch + 1, History()))
+    origin.handle(RunsStarted(claim.worker, [claim.run]))
+    return origin.lost(claim.worker)
+
+
+def leave(origin: Origin, state: StreamState) -> None:
+    """Have a waiting stream paused here (PAUSED), or taken by another origin (ABSENT)."""
+    if state is StreamState.PAUSED:
+        origin.now += 31
+        origin.handle(ReadersSeen(set()))
+    else:
+        origin.ready(0)
+        origin.handle(ClaimFailed(A, origin.core.table.by_id[A].run))
+    assert origin.state() is state
+
+
+@pytest.mark.parametrize("state", [StreamState.PAUSED, StreamState.ABSENT])
+def test_a_stream_that_kills_workers_is_ended_although_it_leaves_after_each_death(
+    origin: Origin, state: StreamState
+) -> None:
+    for epoch in range(1, MAX_DEATHS):
+        kill_a_worker(origin, found_again(origin, epoch))
+        leave(origin, state)
+    commands = kill_a_worker(origin, found_again(origin, MAX_DEATHS))
+    [end] = [one for one in commands if isinstance(one, AppendEnd)]
+    assert end.end.message == f"{MAX_DEATHS} workers died while they ran this stream"
+
+
+def test_a_stream_that_has_had_output_elsewhere_is_no_longer_blamed(origin: Origin) -> None:
+    kill_a_worker(origin, found_again(origin, 1))
+    leave(origin, StreamState.ABSENT)
+    claim = found_again(origin, 3)
+    assert claim.stream.standing.blamed == 1
+    origin.handle(TakenOver(A, claim.run, 4, History(1, last_output=0)))
+    assert claim.stream.standing.blamed == 0
 
 
 @pytest.mark.parametrize(("epoch", "is_ours"), [(1, True), (2, False)])

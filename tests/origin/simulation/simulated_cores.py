@@ -116,8 +116,10 @@ class Stored:
         notices = [Notice(codes[one], "", at) for at, one in enumerate(self.frames) if one in codes]
         ids = [100] * self.frames.count("token")
         spans = [IdSpan(0, 1)] * self.steered
-        made = len(self.frames) + (self.end is not None)
-        return History(made, ids, spans, notices=notices, has_end=self.end is not None)
+        output = max((at for at, one in enumerate(self.frames) if one not in codes), default=-1)
+        has_end = self.end is not None
+        made = len(self.frames) + has_end
+        return History(made, ids, spans, notices=notices, has_end=has_end, last_output=output)
 
     def append(self, epoch: int, index: int) -> TailraceError | None:
         """Return why a record is refused, or None."""
