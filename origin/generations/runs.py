@@ -300,13 +300,16 @@ class Runs(Owner):
         await self._happen(ReadersSeen(self.readers.lately()))
         await self.store_deliveries()
 
-    async def store_deliveries(self) -> None:
+    async def store_deliveries(self, ended: bytes | None = None) -> None:
         """Store how many tokens of ended streams were delivered to readers.
 
         A call waits for the previous one, so that at its end all earlier deliveries are stored.
+        `ended` is a stream that has ended in the ledger. This origin may still have a record of
+        it, if another origin wrote the end.
         """
         async with self._storing_deliveries:
-            await store_deliveries(self._ledger, self.readers, self.table.by_id)
+            running = self.table.by_id if ended is None else self.table.by_id.keys() - {ended}
+            await store_deliveries(self._ledger, self.readers, running)
 
     async def measure_load(self, free_memory: float) -> None:
         """Adapt load shedding to the current load; `free_memory` is a share from 0 to 1."""

@@ -374,7 +374,8 @@ class Service:
                 raise Unavailable(
                     "the stream has not ended yet, so it was not deleted", hint="repeat the request"
                 )
-            await self.runs.store_deliveries()  # deliveries cannot be counted after the deletion
+            # Deliveries cannot be counted after the deletion.
+            await self.runs.store_deliveries(ended=info.stream)
             with suppress(NotFound):  # another request, or retention, may have deleted the stream
                 await self.ledger.delete(info.stream)
         return status(info)

@@ -145,6 +145,24 @@ async def test_what_was_sent_of_a_stream_counts_although_it_is_deleted(
         assert (await total(house)).delivered_tokens == 5
 
 
+async def test_deliveries_are_counted_when_a_stream_that_another_origin_ended_is_deleted(
+    tmp_path: Path, checkpoint: Path
+) -> None:
+    async with serving(tmp_path, checkpoint) as house:
+        [stream] = fresh()
+        await house.start(stream)
+        run, _ = house.slot.last
+        for index in range(5):
+            await house.step(house.slot, run, index, "a")
+        other = Stage(house.ledger)
+        await other.runs.cancel(stream)
+        assert stream in house.runs.table.by_id, "it has not heard of the end"
+        feed, _ = await read(house, stream)
+        feed.detach()
+        await house.service.cancel(Cancel(stream, forget=True))
+        assert (await total(house)).delivered_tokens == 5
+
+
 async def test_deliveries_are_stored_when_a_second_call_returns(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

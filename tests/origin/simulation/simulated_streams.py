@@ -599,7 +599,7 @@ class StreamWorld:
         log = await self.ledger.read(expected.id, 0, MAX_RECORDS)
         if not expected.finished.is_dead:
             try:
-                await expected.finished.runs.store_deliveries()
+                await expected.finished.runs.store_deliveries(ended=expected.id)
             except Unavailable:
                 return  # the request is refused
         if not self._over.done() and expected.log is None:
