@@ -41,7 +41,7 @@ from tailrace.ledger.record_extra import IdSpan
 from tailrace.origin.core import events as models
 from tailrace.origin.core import stream_events as streams
 from tailrace.origin.core.pool import ModelPool
-from tailrace.origin.core.states import StreamState, WorkerState
+from tailrace.origin.core.states import ModelState, StreamState, WorkerState
 from tailrace.origin.core.step import END, StepFrames
 from tailrace.origin.core.stream import Stream
 from tailrace.origin.core.stream_table import ROOM_SHARES
@@ -747,11 +747,14 @@ class CoreWorld:
     def _create(
         self, origin: SimulatedOrigin, stored: Stored, name: str, is_abandoned: bool
     ) -> None:
+        if not is_abandoned and not self._may_open(origin, stored.id, name):
+            origin.after(LOOK_S, lambda: self._create(origin, stored, name, is_abandoned))
+            return
         if not is_abandoned:
             stored.owner = origin
             stored.is_read = self.is_calm or self.random.random() < 0.7
             self.stored[stored.id] = stored
-            if self.random.random() < 0.05:
+            if not self.is_calm and self.random.random() < 0.05:
                 self.origins.append(SimulatedOrigin(self))
                 origin.is_dead = True  # nobody starts what was just created
                 return
@@ -766,6 +769,17 @@ class CoreWorld:
             self.after(15.0, lambda: self._cancel(stored))
         for _ in range(self.random.choice((0, 0, 1, 3))):
             self.after(15.0, lambda: self._steer(stored))
+
+    def _may_open(self, origin: SimulatedOrigin, id_: bytes, name: str) -> bool:
+        """Return True if a request need not wait for its model: see `ModelHost.until_open`.
+
+        A draining model counts only the streams that it serves. It may be unloaded while a stream
+        is claimed that was created without that wait, which no real origin does.
+        """
+        model = origin.models.of(name)
+        if not name or model.state is ModelState.LOADING:
+            return True
+        return model.requests[id_].taken_s is not None
 
     def _check_room(self, origin: SimulatedOrigin, priority: Priority) -> None:
         table = origin.core.table
