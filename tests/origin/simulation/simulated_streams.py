@@ -35,13 +35,14 @@ from tailrace.ledger.frame import (
 from tailrace.ledger.interface import Append, Appends, NewStream, Record, Refusal
 from tailrace.ledger.sqlite.ledger import SqliteLedger
 from tailrace.ledger.usage import UsageQuery, UsageSums
-from tailrace.origin.core.streams import GENERATING
+from tailrace.origin.core.streams import GENERATING, MAX_DEATHS
 from tailrace.origin.edges.feed import Feed
 from tailrace.origin.generations.recipe import Recipe, packed_ids, prompt_hash
 from tailrace.origin.generations.runs import Runs
 from tailrace.origin.generations.stream_log import RETRIED
 from tailrace.origin.metrics import Metrics
 from tailrace.origin.serving.model_host import ModelHost, single_pool
+from tailrace.origin.workers.liveness import OPEN_MAX_S
 from tailrace.origin.workers.worker_frame import (
     ActiveRuns,
     CancelRun,
@@ -72,6 +73,9 @@ OPENS_S = 50.0
 """How long clients open streams: all that begin are there when nothing fails any more."""
 BOUND_S = 400.0
 """Maximum time in which every stream ends after that: trials of open circuits come first."""
+KILLER_S = MAX_DEATHS * OPEN_MAX_S
+"""Time that BOUND_S lacks for each further stream that kills workers, if several do: each must kill
+MAX_DEATHS of them, and before each of these deaths the circuit may be open for OPEN_MAX_S."""
 UNREAD_AFTER_S = 20
 MAX_STREAMS = 12
 """Maximum number of streams of a seed, branches included."""
@@ -519,10 +523,13 @@ class StreamWorld:
         self.is_calm = True
         for origin in self._living():
             self._read_all(origin)
-        deadline_s = self.loop.time() + BOUND_S
-        while await self._unfinished() or self._are_held():
+        left = await self._unfinished()
+        killers = sum(self.streams[stream].kills for stream in left)
+        deadline_s = self.loop.time() + BOUND_S + KILLER_S * max(killers - 1, 0)
+        while left or self._are_held():
             require(self.loop.time() < deadline_s, "a stream has not ended in time")
             await self.loop.sleep(5.0)
+            left = await self._unfinished()
         await self.loop.sleep(5.0)
 
     def _read_all(self, origin: SimulatedOrigin) -> None:
