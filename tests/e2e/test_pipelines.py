@@ -110,7 +110,7 @@ class House:
 async def pipelines(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
     made = House(tmp_path_factory.mktemp("pipelines"))
     async with running(made.origin, *made.edges):
-        await made.origin.saw("worker.ready", 5)
+        await made.origin.saw("worker.ready", 6)
         yield made
 
 
