@@ -411,7 +411,7 @@ class Stream:
         return await self._edges.steer(self._begun(), text, self.token)
 
     async def switch_stages(self, stages: Mapping[str, bool]) -> Status:
-        """Switch optional stages of a pipeline on or off, each at its next item.
+        """Switch optional stages of a pipeline on or off, each at one of its next items.
 
         Returns when the request is durable. The stages are switched for all readers.
         """

@@ -348,7 +348,8 @@ def _generations() -> Iterator[Operation]:
         "switchStages",
         "Generations",
         "Switch optional stages of a running pipeline",
-        "A stage is switched at its next item, and a notice `stage_switched` in the stream says so."
+        "A stage is switched at one of its next items, and a notice `stage_switched` in the stream"
+        " says so."
         " The answer comes when the request is durable.",
         document("The state and the position of the stream.", "StreamStatus"),
         Right.STEER,

@@ -620,7 +620,7 @@ class InputStored(Frame):
 class SwitchStages(Frame):
     """A request to switch optional stages of a running pipeline; answered by Status.
 
-    A stage is switched at its next item. The answer comes when the request is durable.
+    A stage is switched at one of its next items. The answer comes when the request is durable.
     """
 
     stream: StreamId

@@ -38,8 +38,8 @@ class Change:
     """A stage is on, or off, from an item on.
 
     `item` counts the items of the stage from 0. `requests` is the number of requests in the log
-    when the change was decided: they are settled. `reason` says how the stage has failed; it is
-    empty if a request switched the stage.
+    when the change was decided: these requests have no further effect on the stage. `reason` says
+    how the stage has failed; it is empty if a request switched the stage.
     """
 
     stage: str
@@ -137,7 +137,7 @@ class Switches:
         return Change(stage, item, on=False, requests=self._requests, reason=reason)
 
     async def carry_out(self, change: Change) -> None:
-        """Store a change, unless it is stored already. Then the stage must be switched.
+        """Store a change, unless it is stored already. The caller must switch the stage afterwards.
 
         Raises:
             Conflict: Another worker has stored another change.

@@ -193,6 +193,7 @@ BAD_PAYLOADS = [
         "SwitchStages.stages[0].stage",
         27,
     ),
+    ("switch stages, 17 of them", 65, _ID + "0011" + "016100" * 17, "SwitchStages.stages", 26),
     ("input, last is no bool", 31, _ID + "00" + "00" + "0161" + "02", "Input.last", 29),
     ("input stored, complete is no bool", 64, _ID + "00" + "02", "InputStored.complete", 26),
     ("call, method not UTF-8", 22, _CALL_START[:8] + "01ff", "Call.method", 13),

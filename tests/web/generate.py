@@ -32,6 +32,7 @@ LIMITED = {
     "Open.messages": MAX_MESSAGES,
     "Open.stop": MAX_MESSAGES,
     "Open.stages": MAX_STAGE_SWITCHES,
+    "SwitchStages.stages": MAX_STAGE_SWITCHES,
 }
 """Lists that the codec bounds and the schema does not."""
 HEAD = "// Written by `make schemas`.\n\n"

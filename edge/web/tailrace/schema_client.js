@@ -28,7 +28,7 @@ export const TYPES = {
   Steer: "21 stream:StreamId token:optional<str> text:str caller:optional<Caller>",
   Input: "31 stream:StreamId token:optional<str> offset:uint data:data last:bool caller:optional<Caller>",
   InputStored: "64 stream:StreamId bytes:uint complete:bool",
-  SwitchStages: "65 stream:StreamId token:optional<str> stages:list<StageSwitch> caller:optional<Caller>",
+  SwitchStages: "65 stream:StreamId token:optional<str> stages:list<StageSwitch><=16 caller:optional<Caller>",
   Challenge: "23 nonce:data[32]",
   Proof: "26 mac:data[32]",
   Pass: "27 mac:data[32]",

@@ -6,7 +6,7 @@ import { headersOf, partsOf, patiently } from "./stream.js";
 
 /** @typedef {import("./stream.js").Options} StreamOptions */
 
-/** Switch stages on or off, each at its next item. Return when the request is durable. Throws a
+/** Switch stages on or off, each at one of its next items. Return when the request is durable. Throws a
  * TailraceError if it is refused, or if no edge has answered for the patience of `backoff`.
  * @param {string} url the URL of streams, such as /v1/generate
  * @param {{id: string | null, token?: string | null}} target a stream that has begun, or its id and resume token

@@ -231,7 +231,7 @@ def running(kind: Makes, name: str = "", **more: Any) -> RunningStage:
 
 
 def unswitched(stages: Sequence[RunningStage]) -> Switches:
-    """Return the switches of a stream whose stages nobody switches."""
+    """Return the switches of a stream that gets no request to switch stages."""
     return switches([one.name for one in stages])[0]
 
 
