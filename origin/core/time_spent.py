@@ -1,7 +1,7 @@
 """Measures where the time of a stream goes at this origin. Pure arithmetic: callers give the time.
 
 Queue, prefill and decode follow one another, so they add up to the time since this origin made its
-record of the stream. The time for commits and the time without credit are parts of them. Nothing is
+record of the stream. The time for commits and the waits for readers are parts of them. Nothing is
 added up for each token: a stream notes the sum of its worker's commits when it comes and leaves.
 """
 
@@ -22,6 +22,16 @@ class Phase(StrEnum):
     """It is on a worker, and has had output."""
 
 
+class Wait(StrEnum):
+    """The reason why no reader can take the next frame of a stream."""
+
+    RELAY = "relay"
+    """Readers are connected, but none of them has credit for it: the edge that relays the stream,
+    or the client behind it, is slow."""
+    AWAY = "away"
+    """No reader is connected."""
+
+
 @dataclass(slots=True)
 class CommitTime:
     """Seconds for which the output of one worker has waited for commits of the ledger so far."""
@@ -39,8 +49,9 @@ class TimeSpent:
     _ledger_s: float = 0.0
     _commits: CommitTime | None = None
     _commits_before_s: float = 0.0
-    _reader_s: float = 0.0
-    _stalled_since_s: float | None = None
+    _waited_s: dict[Wait, float] = field(default_factory=lambda: dict.fromkeys(Wait, 0.0))
+    _wait: Wait | None = None
+    _waits_since_s: float = 0.0
 
     def placed(self, now: float, commits: CommitTime, *, is_begun: bool) -> None:
         """Note that a worker is ordered to generate the stream; `is_begun`: it has had output."""
@@ -60,25 +71,30 @@ class TimeSpent:
         """Note the end: the times stay as they are now."""
         self._turn(now, None)
         self._leave_worker()
-        self.read(now, is_read=True)
+        self.readers_changed(now, None)
 
-    def read(self, now: float, *, is_read: bool) -> None:
-        """Note if some reader can take the next frame; before the first call nothing is counted."""
-        if self._stalled_since_s is not None:
-            self._reader_s += now - self._stalled_since_s
-        self._stalled_since_s = None if is_read or self._phase is None else now
+    def readers_changed(self, now: float, wait: Wait | None) -> None:
+        """Note why no reader can take the next frame; None if one can, or the stream has ended.
+
+        Before the first call no wait is counted.
+        """
+        if self._wait is not None:
+            self._waited_s[self._wait] += now - self._waits_since_s
+        self._wait = None if self._phase is None else wait
+        self._waits_since_s = now
 
     def parts(self, now: float) -> dict[str, float]:
         """Return the seconds so far, by the name of the part."""
-        spent = dict(self._spent_s)
+        spent, waited = dict(self._spent_s), dict(self._waited_s)
         if self._phase is not None:
             spent[self._phase] += now - self.since_s
-        ledger_s, reader_s = self._ledger_s + self._pending_commits_s(), self._reader_s
-        if self._stalled_since_s is not None:
-            reader_s += now - self._stalled_since_s
-        return {phase.value: round(seconds, 4) for phase, seconds in spent.items()} | {
+        if self._wait is not None:
+            waited[self._wait] += now - self._waits_since_s
+        ledger_s = self._ledger_s + self._pending_commits_s()
+        return {
+            **{phase.value: round(seconds, 4) for phase, seconds in spent.items()},
             "ledger": round(ledger_s, 4),
-            "reader": round(reader_s, 4),
+            **{wait.value: round(seconds, 4) for wait, seconds in waited.items()},
         }
 
     def _turn(self, now: float, phase: Phase | None) -> None:

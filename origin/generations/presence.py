@@ -24,7 +24,8 @@ The argument is the index before which the next release makes all frames readabl
 class Readers:
     """Counts the readers of each stream, and notes how far they have come.
 
-    `changed` is called with a stream whose number of readers changes. `replayed` is called when a
+    `changed` is called with a stream whose readers come, go, or begin or cease to have credit.
+    `replayed` is called when a
     reader gets frames from storage. Its arguments are the number of these frames, and True if the
     reader got frames from memory before and has fallen behind.
     """
@@ -39,11 +40,13 @@ class Readers:
         self._now: Counter[bytes] = Counter()
         self._lately: set[bytes] = set()
         self._joined: dict[bytes, dict[Reach, None]] = {}
+        self._bodies: Counter[bytes] = Counter()  # number of readers of response bodies
         self._reached: dict[bytes, int] = {}  # furthest position of former readers
 
     def join(self, stream: bytes, reach: Reach) -> None:
         """Note a reader of a stream; `reach` returns its position until `leave` is called."""
         self._joined.setdefault(stream, {})[reach] = None
+        self._changed(stream)
 
     def leave(self, stream: bytes, reach: Reach, next_index: int) -> None:
         """Note that a reader, which has the frames before `next_index`, has left."""
@@ -52,6 +55,7 @@ class Readers:
         if not readers:
             self._joined.pop(stream, None)
         self.keep_reached({stream: next_index})
+        self._changed(stream)
 
     def reach(self, stream: bytes, released: int) -> int:
         """Return the index before which some reader will have all frames after the next release.
@@ -93,7 +97,12 @@ class Readers:
         self._changed(stream)
 
     def count(self, stream: bytes) -> int:
+        """Return the number of readers that can take the next frame of a stream."""
         return self._now[stream]
+
+    def is_connected(self, stream: bytes) -> bool:
+        """Return True if a stream has a reader, with or without credit."""
+        return bool(self._joined.get(stream) or self._bodies[stream] or self._now[stream])
 
     def lately(self) -> set[bytes]:
         """Return the streams that had a reader at any time since the previous call."""
@@ -118,6 +127,7 @@ class Readers:
         further part is awaited for it.
         """
         parts = aiter(body)
+        self._bodies[stream] += 1
         try:
             while True:
                 with self.reading(stream):
@@ -126,6 +136,10 @@ class Readers:
                     return
                 yield part
         finally:
+            self._bodies[stream] -= 1
+            if not self._bodies[stream]:
+                del self._bodies[stream]
+            self._changed(stream)
             close = getattr(parts, "aclose", None)
             if close is not None:
                 await close()

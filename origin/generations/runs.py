@@ -80,6 +80,7 @@ from tailrace.origin.core.stream_events import (
     WorkerGone,
 )
 from tailrace.origin.core.streams import IDLE_STREAM_S, MOST_WAIT_S, PAUSED_S, StreamCore
+from tailrace.origin.core.time_spent import Wait
 from tailrace.origin.generations.deliveries import store_deliveries
 from tailrace.origin.generations.presence import Readers
 from tailrace.origin.generations.recipe import Recipe
@@ -274,10 +275,12 @@ class Runs(Owner):
         await taken
 
     def _readers_changed(self, stream: bytes) -> None:
-        """Note if some reader of a stream can take its next frame."""
+        """Note if some reader of a stream can take its next frame, or why none can."""
         if (known := self.table.by_id.get(stream)) is not None:
-            is_read = self.readers.count(stream) > 0
-            known.progress.time.read(self.clock(), is_read=is_read)
+            wait: Wait | None = None
+            if not self.readers.count(stream):
+                wait = Wait.RELAY if self.readers.is_connected(stream) else Wait.AWAY
+            known.progress.time.readers_changed(self.clock(), wait)
             self.table.changed(known)
 
     def resumed(self, stream: bytes) -> None:

@@ -99,7 +99,8 @@ def test_figures_that_are_not_known_are_left_open() -> None:
 
 
 def test_a_stream_has_the_seconds_beside_it_that_it_spent_in_each_place() -> None:
-    time = {"queue": 0.0002, "prefill": 0.25, "decode": 3.123, "ledger": 0.012, "reader": 0.0}
+    time = {"queue": 0.0002, "prefill": 0.25, "decode": 3.123, "ledger": 0.012}
+    time |= {"relay": 0.0, "away": 1.5}
     row: dict[str, Any] = {"id": "a" * 32, "state": "running", "model": "safe"}
     row |= {
         "priority": "standard",
@@ -114,7 +115,7 @@ def test_a_stream_has_the_seconds_beside_it_that_it_spent_in_each_place() -> Non
     seen = Look(1.0, page, {"origins": []}, None)
     out = io.StringIO()
     Console(file=out, width=200).print(shown("http://edge", document(seen, seen)))
-    assert "prefill 0.25, decode 3.1, ledger 0.012, model 2.9\n" in out.getvalue()
+    assert "prefill 0.25, decode 3.1, ledger 0.012, away 1.5, model 2.9\n" in out.getvalue()
     assert document(seen, seen)["streams"][0]["time"] == row["time"]
     del row["time"]  # an older origin
     Console(file=out, width=200).print(shown("http://edge", document(seen, seen)))

@@ -123,20 +123,30 @@ async def test_a_page_says_where_the_time_of_each_stream_went(house: House) -> N
     await house.start(A)
     house.clock_s += 1.5
     [waiting] = (await house.ask("streams"))["streams"]
-    assert waiting["time"] == {"queue": 1.5, "prefill": 0, "decode": 0, "ledger": 0, "reader": 0}
+    no_waits = {"ledger": 0, "relay": 0, "away": 0}
+    assert waiting["time"] == {"queue": 1.5, "prefill": 0, "decode": 0} | no_waits
     slot = house.slots[0]
     await house.ready(slot)
     run = slot.last[0]
     house.clock_s += 0.5
     await house.step(slot, run, 0, " the")
-    house.runs.readers.begin(A)
-    house.runs.readers.end(A)
-    house.clock_s += 2
-    house.runs.readers.begin(A)
+    readers = house.runs.readers
+
+    def reach(released: int) -> int:
+        return released
+
+    readers.join(A, reach)
+    house.clock_s += 0.75  # it has no credit
+    readers.begin(A)
+    house.clock_s += 0.25
+    readers.end(A)
+    readers.leave(A, reach, 1)
+    house.clock_s += 1
+    readers.begin(A)
     times = (StageTime("model", 3, 250_000), StageTime("group", 5, 2_000))
     house.runs.worker_stages(slot, StageTimes(A, times, is_final=False))
     [row] = (await house.ask("streams"))["streams"]
-    expected = {"queue": 1.5, "prefill": 0.5, "decode": 2, "ledger": 0, "reader": 2}
+    expected = {"queue": 1.5, "prefill": 0.5, "decode": 2, "ledger": 0, "relay": 0.75, "away": 1}
     assert row["time"] == expected | {"stages": {"model": 0.25, "group": 0.002}}
     await house.step(slot, run, 1, None)
     house.clock_s += 9
@@ -159,7 +169,7 @@ async def test_time_for_commits_is_that_of_the_streams_worker(
     await house.step(slot, run, 0, " the")
     await house.step(slot, run, 1, " end")
     [row] = (await house.ask("streams"))["streams"]
-    parts = {"queue": 0, "prefill": 0.25, "decode": 0.25, "ledger": 0.5, "reader": 0}
+    parts = {"queue": 0, "prefill": 0.25, "decode": 0.25, "ledger": 0.5, "relay": 0, "away": 0}
     assert row["time"] == parts
 
 

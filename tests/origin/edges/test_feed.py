@@ -133,6 +133,30 @@ async def test_replay_is_followed_by_the_live_tail_without_gap_or_double(stage: 
         assert outlet.closed_corrs == [CORR]
 
 
+async def test_a_reader_without_credit_is_connected_but_does_not_read(stage: Stage) -> None:
+    readers = stage.readers
+    assert not readers.is_connected(STREAM)
+    feed, _ = await stage.feed(credit=0)
+    assert (readers.is_connected(STREAM), readers.count(STREAM)) == (True, 0)
+    feed.grant(5, None)
+    assert (readers.is_connected(STREAM), readers.count(STREAM)) == (True, 1)
+    feed.detach()
+    assert (readers.is_connected(STREAM), readers.count(STREAM)) == (False, 0)
+
+
+async def test_a_stalled_reader_of_a_body_is_connected_but_does_not_read(stage: Stage) -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        yield b"one"
+        yield b"two"
+
+    readers = stage.readers
+    body = readers.counted(STREAM, parts())
+    assert await anext(body) == b"one"  # it has not taken the next part
+    assert (readers.is_connected(STREAM), readers.count(STREAM)) == (True, 0)
+    await body.aclose()
+    assert (readers.is_connected(STREAM), readers.count(STREAM)) == (False, 0)
+
+
 async def test_a_reader_without_credit_is_sent_nothing_and_loses_nothing(stage: Stage) -> None:
     feed, outlet = await stage.feed(credit=3)
     await stage.produce(10, LONG)
