@@ -616,6 +616,15 @@ class PipelineConfig(OriginConfig):
 
         return PipelineTable.model_validate(self.pipeline).max_input_bytes
 
+    @property
+    def has_device(self) -> bool:
+        """True if a stage is of kind `gpu`, so the setting `device` applies."""
+        from tailrace.origin.pipelines.stage import StageKind
+        from tailrace.origin.pipelines.table import PipelineTable, stage_class
+
+        stages = PipelineTable.model_validate(self.pipeline).stages
+        return any(stage_class(one.stage, "stage").kind is StageKind.GPU for one in stages)
+
 
 class StreamsConfig(Settings):
     """Settings of `[streams]`: Durable Streams and their subscriptions."""

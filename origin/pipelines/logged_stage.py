@@ -37,7 +37,7 @@ class LoggedStage(Stage[StageOptions]):
         """Return True if the log may have the outputs of the next item."""
         return self._logged is None or bool(self._logged)
 
-    async def load(self) -> None:
+    async def read_log(self) -> None:
         """Read the log, unless it was read before."""
         origin = self.context.origin
         assert origin is not None
@@ -66,7 +66,7 @@ class LoggedStage(Stage[StageOptions]):
     async def _outputs(self, item: Item) -> AsyncIterator[Item]:
         origin = self.context.origin
         assert origin is not None
-        await self.load()
+        await self.read_log()
         # `inner` processes items even if the log has their outputs, to reach the same state again.
         self._inner.is_repeated = bool(self._logged)
         made = self._inner.finish(item) if isinstance(item, End) else self._inner.process(item)

@@ -31,7 +31,7 @@ class StageLost(Unavailable):
 
 
 class StageFailed(TailraceError, code="stage_failed"):
-    """A stage of kind `cpu` has raised an error, or took too long."""
+    """A stage of kind `cpu` or `gpu` has raised an error, or took too long."""
 
 
 class OrderPipe:

@@ -1,4 +1,4 @@
-"""Processes for the stages of kind `cpu`, whose work would block the event loop of their worker.
+"""Processes for stages of kind `cpu` and `gpu`: their work would block the worker's event loop.
 
 A stage object stays in one process until its stream ends. If the process dies, its stage objects
 are lost: each stream that has one there runs all of its stages again (`StageLost`), on the
@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 
 from tailrace.origin.pipelines.order_pipe import OrderPipe
 from tailrace.origin.pipelines.stage import AnyStage, Item, Items, Stage, StageContext, StageOptions
-from tailrace.origin.pipelines.stage_orders import Begin, Forget, Process
+from tailrace.origin.pipelines.stage_orders import Begin, Forget, Load, Process
 from tailrace.origin.producer import End
 
 COMMAND = (sys.executable, "-m", "tailrace.origin.pipelines.stage_process")
@@ -23,9 +23,11 @@ COMMAND = (sys.executable, "-m", "tailrace.origin.pipelines.stage_process")
 class StageProcess:
     """One process for stage objects; it is started when one is made, and again if it has ended."""
 
-    def __init__(self) -> None:
-        """Begin without a process."""
+    def __init__(self, load: Load | None) -> None:
+        """Begin without a process; `load` is the first order to it, if any."""
         self.objects = 0  # number of stage objects in this process
+        self._load = load
+        self._device = ""
         self._pipe: OrderPipe | None = None
         self._starting = asyncio.Lock()
         self._keys = itertools.count()
@@ -39,17 +41,39 @@ class StageProcess:
             StageLost: The process has ended.
             StageFailed: The object cannot be made.
         """
+        pipe, key = await self._running(), next(self._keys)
+        recipe = context.recipe.model_dump_json()
+        order = Begin(key, kind, options, context.name, context.stream, recipe, context.begin)
+        await pipe.ask(order, None)
+        return pipe, key
+
+    async def load(self) -> str:
+        """Start the process now, and return the device that it uses.
+
+        Raises:
+            StageLost: The process has ended.
+            StageFailed: What its stage objects share cannot be loaded.
+        """
+        await self._running()
+        return self._device
+
+    async def _running(self) -> OrderPipe:
+        """Return the pipe to the process; start it, and let it load, if there is none."""
         async with self._starting:
             if self._pipe is None or self._pipe.is_lost:
-                self._pipe = OrderPipe(
+                pipe = OrderPipe(
                     await asyncio.create_subprocess_exec(
                         *COMMAND, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
                     )
                 )
-            pipe, key = self._pipe, next(self._keys)
-        recipe = context.recipe.model_dump_json()
-        await pipe.ask(Begin(key, kind, options, context.name, context.stream, recipe), None)
-        return pipe, key
+                if self._load is not None:
+                    try:
+                        self._device = (await pipe.ask(self._load, None)).device
+                    except BaseException:
+                        await pipe.close()
+                        raise
+                self._pipe = pipe
+            return self._pipe
 
     async def close(self) -> None:
         """End the process; orders to drop objects need not be carried out any more."""
@@ -60,9 +84,19 @@ class StageProcess:
 class ProcessPool:
     """The processes of one stage of a pipeline, among which the stage objects are divided."""
 
-    def __init__(self, processes: int) -> None:
-        """Prepare a number of processes."""
-        self._processes = [StageProcess() for _ in range(processes)]
+    def __init__(self, processes: int, load: Load | None = None) -> None:
+        """Prepare a number of processes; `load` is the first order to each, if any."""
+        self._processes = [StageProcess(load) for _ in range(processes)]
+
+    async def load(self) -> str:
+        """Start all processes now, and return the device that they use.
+
+        Raises:
+            StageLost: A process has ended.
+            StageFailed: What the stage objects share cannot be loaded.
+        """
+        devices = [await process.load() for process in self._processes]
+        return devices[0]
 
     def least_loaded(self) -> StageProcess:
         """Return the process with the fewest stage objects."""

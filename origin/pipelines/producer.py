@@ -13,17 +13,17 @@ from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from tailrace.ledger.errors import CallerError, TailraceError
+from tailrace.ledger.errors import CallerError, ConfigError, TailraceError
 from tailrace.ledger.process.tasks import background
 from tailrace.ledger.process.version import tailrace_version
 from tailrace.origin.config import PipelineConfig
 from tailrace.origin.pipelines.inner_stream import AskingStage, caller_of
 from tailrace.origin.pipelines.logged_stage import LoggedStage
-from tailrace.origin.pipelines.order_pipe import StageLost
+from tailrace.origin.pipelines.order_pipe import StageFailed, StageLost
 from tailrace.origin.pipelines.origin_client import OriginClient
 from tailrace.origin.pipelines.process_pool import ProcessPool, RemoteStage
 from tailrace.origin.pipelines.runner import RunningStage, outputs
@@ -34,6 +34,7 @@ from tailrace.origin.pipelines.stage import (
     StageKind,
     StageOptions,
 )
+from tailrace.origin.pipelines.stage_orders import Load
 from tailrace.origin.pipelines.switches import CHANGES, MAX_CHANGES_BYTES, REQUESTS, Switches
 from tailrace.origin.pipelines.table import (
     PipelineTable,
@@ -42,6 +43,9 @@ from tailrace.origin.pipelines.table import (
     stage_options,
 )
 from tailrace.origin.producer import About, End, Output, Request, Resumption, TimedStage
+
+if TYPE_CHECKING:
+    from tailrace.origin.producers.upstream import Progress
 
 log = structlog.get_logger("pipeline")
 
@@ -110,7 +114,7 @@ class _StreamRuns:
     async def load_logs(self, stages: Sequence[str]) -> None:
         """Read the logs of the outputs of these stages."""
         for stage in self._logged(stages):
-            await stage.load()
+            await stage.read_log()
 
     def is_new(self, stages: Sequence[str]) -> bool:
         """Return True if this run has repeated all outputs of earlier runs, and these stages' logs.
@@ -132,24 +136,47 @@ class _StreamRuns:
 class PipelineProducer:
     """Runs the stages of a pipeline; `origin` is the client that reads streams of models."""
 
-    def __init__(self, name: str, table: PipelineTable, origin: OriginClient) -> None:
-        """Load the classes of the stages.
+    def __init__(
+        self, name: str, table: PipelineTable, origin: OriginClient, device: str = "auto"
+    ) -> None:
+        """Load the classes of the stages; those of kind `gpu` use `device`.
 
         Raises:
             ConfigError: A stage or an option is not valid.
         """
         self._origin = origin
         self._table = table
+        self._name = name
         self._stages: list[_PlannedStage] = []
         for number, each in enumerate(table.stages, 1):
             field = f"pipelines.{name}.stages[{number}]"
             kind = stage_class(each.stage, field)
-            pool = ProcessPool(each.processes) if kind.kind is StageKind.CPU else None
-            planned = _PlannedStage(each, kind, stage_options(each, kind, field), pool)
-            self._stages.append(planned)
-        identity = hashlib.sha256(table.model_dump_json().encode()).hexdigest()[:32]
+            options = stage_options(each, kind, field)
+            load = Load(kind, options, device) if kind.kind is StageKind.GPU else None
+            pool = None if kind.kind is StageKind.IO else ProcessPool(each.processes, load)
+            self._stages.append(_PlannedStage(each, kind, options, pool))
+        said = table.model_dump_json(exclude={"memory_mib"})
+        identity = hashlib.sha256(said.encode()).hexdigest()[:32]
         fingerprint = f"pipeline {tailrace_version()} {identity}"
         self.about = About(name, fingerprint, Resumption.REPEATS)
+
+    async def load(self, progress: Progress) -> None:
+        """Load what the stages of kind `gpu` need, and report each of them.
+
+        Raises:
+            ConfigError: A stage cannot load it.
+        """
+        stages = [each for each in self._stages if each.kind.kind is StageKind.GPU]
+        for number, each in enumerate(stages):
+            name = each.table.named
+            progress(f"loading the stage {name}", number, len(stages))
+            assert each.pool is not None
+            try:
+                device = await each.pool.load()
+            except (StageFailed, StageLost) as error:
+                message = f"the stage {name} of {self._name} cannot load: {error.message}"
+                raise ConfigError(message, field=f"pipelines.{self._name}") from error
+            self.about = replace(self.about, device=device)
 
     async def produce(self, request: Request) -> AsyncGenerator[Output, None]:
         """Yield the outputs of the last stage.
@@ -251,15 +278,22 @@ class PipelineProducer:
                 await each.pool.close()
 
 
-def open_pipeline(config: PipelineConfig) -> PipelineProducer:
-    """Return the producer of the pipeline that the settings of a worker name.
+async def open_pipeline(config: PipelineConfig, progress: Progress) -> PipelineProducer:
+    """Return the producer of the pipeline that the settings of a worker name, ready for requests.
 
     Raises:
-        ConfigError: A stage or an option is not valid.
+        ConfigError: A stage or an option is not valid, or a stage cannot load what it needs.
     """
     assert config.socket is not None
     table = PipelineTable.model_validate(config.pipeline)
-    return PipelineProducer(config.served_name, table, OriginClient(config.socket))
+    origin = OriginClient(config.socket)
+    producer = PipelineProducer(config.served_name, table, origin, config.device)
+    try:
+        await producer.load(progress)
+    except BaseException:
+        await producer.close()
+        raise
+    return producer
 
 
 def _counted(end: End, stages: list[RunningStage]) -> End:

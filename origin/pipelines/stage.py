@@ -75,6 +75,9 @@ class StageKind(StrEnum):
     CPU = "cpu"
     """In processes other than the worker: for work that would block its event loop. A stage of
     this kind must not be asynchronous, and cannot read other streams."""
+    GPU = "gpu"
+    """As `cpu`, in processes with a device: for stages with a model of their own, which `load`
+    loads once for each process."""
 
 
 class StageOptions(BaseModel):
@@ -100,9 +103,12 @@ class StageContext:
         stream: Id of the stream.
         recipe: The request.
         origin: Connection to the origin, for stages that read other streams; None for a stage of
-            kind `cpu`.
+            kind `cpu` or `gpu`.
         begin: Number of the stage's items before the first one of this object. It is 0, or higher
             if the stage was switched on while the stream ran.
+        device: Device of a stage of kind `gpu`, `cuda` or `cpu`, as torch names it. Empty for
+            stages of other kinds.
+        loaded: What `Stage.load` has returned, for a stage of kind `gpu`.
     """
 
     name: str
@@ -110,6 +116,8 @@ class StageContext:
     recipe: Recipe
     origin: OriginClient | None
     begin: int = 0
+    device: str = ""
+    loaded: Any = None
 
     @property
     def key(self) -> str:
@@ -140,6 +148,16 @@ class Stage(ABC, Generic[O_co]):
         """Store the options and the context."""
         self.options = options
         self.context = context
+
+    @classmethod
+    def load(cls, options: Any, device: str) -> Any:
+        """Load what all objects of a stage of kind `gpu` share: the weights of a model, usually.
+
+        This is called once in each process of the stage, before the worker takes streams; and again
+        if the process is lost. `device` is `cuda` or `cpu`. What this returns is `context.loaded`
+        of each stage object. If it raises an exception, the worker cannot start.
+        """
+        return None
 
     @abstractmethod
     def process(self, item: Item) -> Items:

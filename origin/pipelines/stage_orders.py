@@ -9,14 +9,28 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass
+from typing import Any
 
 from tailrace.ledger.errors import TailraceError
 from tailrace.origin.generations.recipe import Recipe
+from tailrace.origin.gpu.listing import visible_gpus
 from tailrace.origin.pipelines.stage import AnyStage, Item, StageContext, StageOptions
 from tailrace.origin.producer import End
 
 LENGTH_BYTES = 4
 """Number of bytes of the u32 in front of a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The first order to a process of kind `gpu`: to load what the stage objects share.
+
+    `device` is that of the settings: `auto`, `cuda` or `cpu`.
+    """
+
+    stage: type[AnyStage]
+    options: StageOptions
+    device: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +44,8 @@ class Begin:
     stream: bytes
     recipe: str
     """The JSON of the stream's recipe."""
+    first: int
+    """The `begin` of the object's context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +64,21 @@ class Forget:
     has_ended: bool
 
 
-Order = Begin | Process | Forget
+Order = Load | Begin | Process | Forget
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
     """The reply to an order: the items that a stage gave, and those that it holds back.
 
-    If the stage has failed, `failure` says why.
+    If the stage has failed, `failure` says why. The reply to a `Load` has the `device` that the
+    process uses.
     """
 
     items: tuple[Item, ...] = ()
     held: tuple[Item, ...] = ()
     failure: str | None = None
+    device: str = ""
 
 
 class StageObjects:
@@ -69,6 +87,8 @@ class StageObjects:
     def __init__(self) -> None:
         """Begin without any."""
         self._stages: dict[int, AnyStage] = {}
+        self._device = ""
+        self._loaded: Any = None
 
     def carry_out(self, order: Order) -> Reply:
         """Carry out an order; whatever a stage raises becomes the failure of the reply."""
@@ -80,18 +100,37 @@ class StageObjects:
 
     def _carry_out(self, order: Order) -> Reply:
         match order:
+            case Load(stage=stage, options=options, device=device):
+                self._device = _device(device)
+                self._loaded = stage.load(options, self._device)
+                return Reply(device=self._device)
             case Begin():
                 recipe = Recipe.model_validate_json(order.recipe)
-                context = StageContext(order.name, order.stream, recipe, None)
+                context = StageContext(
+                    order.name,
+                    order.stream,
+                    recipe,
+                    None,
+                    order.first,
+                    self._device,
+                    self._loaded,
+                )
                 self._stages[order.key] = order.stage(order.options, context)
             case Forget(key=key, has_ended=has_ended):
                 if (dropped := self._stages.pop(key, None)) is not None:
                     dropped.close(has_ended)
             case Process(key=key, item=item):
-                stage = self._stages[key]
-                made = stage.finish(item) if isinstance(item, End) else stage.process(item)
-                return Reply(tuple(made), tuple(stage.held()))  # type: ignore[arg-type]
+                made_by = self._stages[key]
+                made = made_by.finish(item) if isinstance(item, End) else made_by.process(item)
+                return Reply(tuple(made), tuple(made_by.held()))  # type: ignore[arg-type]
         return Reply()
+
+
+def _device(said: str) -> str:
+    """Return the device for the setting `device`: with `auto` a GPU if this machine has one."""
+    if said != "auto":
+        return said
+    return "cuda" if visible_gpus() else "cpu"
 
 
 def packed(message: Order | Reply) -> bytes:

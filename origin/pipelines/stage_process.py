@@ -1,4 +1,4 @@
-"""A process that runs the stages of kind `cpu` of many streams.
+"""A process that runs the stages of kind `cpu` or `gpu` of many streams.
 
     python -m tailrace.origin.pipelines.stage_process
 

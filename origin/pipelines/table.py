@@ -69,13 +69,13 @@ class StageTable(BaseModel):
         gt=0,
         le=3600,
         description="Maximum time in seconds that a stage may take for each item, if it is of kind"
-        " cpu or asynchronous. Default: no limit.",
+        " cpu or gpu, or asynchronous. Default: no limit.",
     )
     processes: int = Field(
         1,
         ge=1,
         le=64,
-        description="Number of processes that run the stage, if it is of kind cpu.",
+        description="Number of processes that run the stage, if it is of kind cpu or gpu.",
     )
 
     @property
@@ -119,6 +119,13 @@ class PipelineTable(BaseModel):
         le=86_400,
         description="Maximum time in seconds without new input. After that the stream ends as"
         " failed.",
+    )
+
+    memory_mib: int | None = Field(
+        None,
+        ge=1,
+        description="Memory in MiB that each worker of the pipeline takes, for the memory caps of"
+        " origin.gpu_memory_mib or origin.cpu_memory_mib. Default: it is not counted.",
     )
 
     @property

@@ -183,7 +183,10 @@ def _pipelines(file: Path, models: Tables) -> Tables:
         raise ConfigError(message, field=f"pipelines.{both}", hint=hint)
     check_pipelines(pipelines, models)
     return {
-        name: PipelineModel(pipeline=pipeline.model_dump(mode="json", exclude_unset=True))
+        name: PipelineModel(
+            pipeline=pipeline.model_dump(mode="json", exclude_unset=True),
+            memory_mib=pipeline.memory_mib,
+        )
         for name, pipeline in pipelines.items()
     }
 

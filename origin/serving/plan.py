@@ -122,7 +122,7 @@ def device_of(config: OriginConfig) -> str:
 
     Which device `auto` chooses is certain only after a worker has started.
     """
-    if isinstance(config, PipelineConfig):
+    if isinstance(config, PipelineConfig) and not config.has_device:
         return CPU
     if config.device == "auto":
         return GPU if NVIDIA.exists() else CPU

@@ -19,7 +19,8 @@ DECODER_SETTINGS = (
     *("step_ms", "running_streams", "fork_workers", "kv_mib", "weights", "kv_cache", "head"),
     *("dependent_launches", "speculate", "draft_model", "open_objects"),
 )
-FOLDER_SETTINGS = ("model", "device", "gpus")
+FOLDER_SETTINGS = ("model",)
+DEVICE_SETTINGS = ("device", "gpus")
 UPSTREAM_SETTINGS = (
     *("upstream_model", "upstream_key_env", "upstream_lost", "upstream_connect_s"),
     *("upstream_first_token_s", "upstream_between_tokens_s", "upstream_retry_s"),
@@ -58,10 +59,10 @@ def settings_of(text: str) -> OriginConfig:
 def gpus_of(config: OriginConfig) -> tuple[str, ...]:
     """Return the GPUs to which the workers of a model may be assigned, one GPU for each worker.
 
-    The result is empty if workers are not assigned GPUs: on a CPU, and for a producer or an
-    upstream server, which choose GPUs themselves.
+    The result is empty if workers are not assigned GPUs: on a CPU, for a producer or an upstream
+    server, which choose GPUs themselves, and for a pipeline without a stage of kind `gpu`.
     """
-    if isinstance(config, PipelineConfig):
+    if isinstance(config, PipelineConfig) and not config.has_device:
         return ()
     if config.device == "cpu" or config.producer is not None or config.upstream is not None:
         return ()
@@ -75,10 +76,12 @@ def unused(*served: OriginConfig) -> list[str]:
 
 def _unused(config: OriginConfig) -> set[str]:
     is_ours, is_upstream = makes_tokens(config), config.upstream is not None
-    has_folder = not (is_upstream or config.producer or isinstance(config, PipelineConfig))
+    is_folder = not (is_upstream or config.producer or isinstance(config, PipelineConfig))
+    has_device = config.has_device if isinstance(config, PipelineConfig) else is_folder
     uses = (
         (DECODER_SETTINGS, is_ours),
-        (FOLDER_SETTINGS, has_folder),
+        (FOLDER_SETTINGS, is_folder),
+        (DEVICE_SETTINGS, has_device),
         (UPSTREAM_SETTINGS, is_upstream),
         (TEXT_SETTINGS, not is_ours),
     )

@@ -347,7 +347,7 @@ async def open_producer(config: OriginConfig, progress: Progress) -> Producer:
         # Imported here, because other workers have no use for stages.
         from tailrace.origin.pipelines.producer import open_pipeline
 
-        return open_pipeline(config)
+        return await open_pipeline(config, progress)
     if config.upstream is not None:
         return await open_upstream(config, progress)
     if config.producer is not None:

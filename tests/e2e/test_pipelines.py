@@ -57,6 +57,14 @@ stage = "tests.origin.pipelines.staged:ShoutOutside"
 name = "shout"
 optional = true
 
+[[pipelines.weighed.stages]]
+stage = "model"
+model = "safe"
+[[pipelines.weighed.stages]]
+stage = "tests.origin.pipelines.staged:Scale"
+name = "scale"
+notes = "NOTES"
+
 [pipelines.twice]
 [[pipelines.twice.stages]]
 stage = "model"
@@ -101,7 +109,8 @@ class House:
 
     def __init__(self, folder: Path) -> None:
         settings = folder / "tailrace.toml"
-        settings.write_text(SETTINGS)
+        self.loads = folder / "loads"
+        settings.write_text(SETTINGS.replace("NOTES", str(self.loads)))
         self.origin = HeldOrigin(folder / "data", config=settings)
         self.edges = [Edge(self.origin), Edge(self.origin)]
 
@@ -110,7 +119,7 @@ class House:
 async def pipelines(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
     made = House(tmp_path_factory.mktemp("pipelines"))
     async with running(made.origin, *made.edges):
-        await made.origin.saw("worker.ready", 6)
+        await made.origin.saw("worker.ready", 7)
         yield made
 
 
@@ -149,14 +158,16 @@ async def test_a_reader_gets_the_same_masked_text_whoever_is_killed(
         assert (await resume(client, two, again)).events == reading.events
 
 
+@pytest.mark.parametrize("model", ["loud", "weighed"])
 async def test_a_reader_gets_the_same_text_if_the_process_of_a_stage_is_killed(
-    pipelines: House, client: httpx.AsyncClient
+    pipelines: House, client: httpx.AsyncClient, model: str
 ) -> None:
     url = pipelines.edges[0].url
     plain = await start(client, url, REQUEST | {"model": "demo"})
-    body = REQUEST | {"model": "loud"}
+    body = REQUEST | {"model": model}
     whole = await start(client, url, body)
-    assert whole.text.isupper()
+    assert whole.text.isupper() == (model == "loud")
+    loads = pipelines.loads.read_text().splitlines()
     reading, left = Reading(), [10, 40]
     pipelines.origin.hold_behind(plain, left[0] + HELD_EVENTS)
     async with client.stream("POST", f"{url}/v1/generate", json=body, headers=SSE) as response:
@@ -164,12 +175,16 @@ async def test_a_reader_gets_the_same_text_if_the_process_of_a_stage_is_killed(
             reading.events.append(event)
             if left and len(reading.events) == left[0]:
                 left.pop(0)
-                await pipelines.origin.kill_stage("loud")
+                await pipelines.origin.kill_stage(model)
                 if left:
                     pipelines.origin.hold_behind(plain, left[0] + HELD_EVENTS)
                 else:
                     pipelines.origin.go_on()
     assert reading.events == whole.events
+    # What a stage of kind `gpu` loads is loaded when its worker starts, and after each kill.
+    more = pipelines.loads.read_text().splitlines()[len(loads) :]
+    assert len(loads) == 1
+    assert len(more) == (2 if model == "weighed" else 0)
 
 
 async def test_a_prompt_is_refused_before_any_model_has_it(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import (
     AsyncIterable,
@@ -15,7 +16,8 @@ from collections.abc import (
 from itertools import chain, pairwise, repeat
 from pathlib import Path
 from random import Random
-from typing import Any
+from string import ascii_lowercase
+from typing import Any, ClassVar
 
 from tailrace.origin.pipelines.origin_client import OriginClient
 from tailrace.origin.pipelines.runner import RunningStage, outputs
@@ -304,3 +306,34 @@ def cut_at(text: str, cuts: Iterable[int]) -> list[str]:
     """Return the pieces of a text that is cut at some places."""
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     return [text[begin:end] for begin, end in pairwise(places)]
+
+
+class ScaleOptions(StageOptions):
+    """Options of the stage below."""
+
+    notes: Path
+    """File with a line for each time that the model was loaded."""
+    fails: bool = False
+
+
+class Scale(Stage[ScaleOptions]):
+    """Appends to each text the sum of its characters' weights, which are loaded once."""
+
+    kind = StageKind.GPU
+    Options: ClassVar[type[ScaleOptions]] = ScaleOptions
+
+    @classmethod
+    def load(cls, options: ScaleOptions, device: str) -> Any:
+        """Return the weights of characters, and note that they were loaded."""
+        with options.notes.open("a") as notes:
+            notes.write(f"{os.getpid()} {device}\n")
+        if options.fails:
+            raise RuntimeError("the weights are missing")
+        return {letter: nth for nth, letter in enumerate(ascii_lowercase, 1)}
+
+    def process(self, item: Item) -> Iterable[Item]:
+        """Return text with its sum."""
+        if isinstance(item, Text):
+            weights = self.context.loaded
+            item = Text(f"{item.text}{sum(weights.get(one, 0) for one in item.text.lower())} ")
+        yield item

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tailrace.ledger.frame import FinishReason
-from tailrace.origin.pipelines.order_pipe import StageLost
+from tailrace.origin.pipelines.order_pipe import StageFailed, StageLost
 from tailrace.origin.pipelines.process_pool import (
     COMMAND,
     ProcessPool,
@@ -19,13 +19,16 @@ from tailrace.origin.pipelines.process_pool import (
 )
 from tailrace.origin.pipelines.queue import MAX_QUEUED_ITEMS
 from tailrace.origin.pipelines.runner import STAGE_SKIPPED, RunningStage, outputs
-from tailrace.origin.pipelines.stage import AnyStage, Prompt, StageContext
+from tailrace.origin.pipelines.stage import AnyStage, Prompt, StageContext, StageOptions
+from tailrace.origin.pipelines.stage_orders import Load, StageObjects
 from tailrace.origin.producer import End, Remark, RunFate, Text
 from tests.e2e.processes import children_of
 from tests.edge.scripted_origin import until
 from tests.origin.pipelines.staged import (
     Leaves,
     PassOn,
+    Scale,
+    ScaleOptions,
     ShoutOutside,
     Sleeps,
     Words,
@@ -45,12 +48,17 @@ async def pool() -> AsyncIterator[ProcessPool]:
 
 
 def outside(
-    pool: ProcessPool, kind: type[AnyStage], limit_s: float | None = None, *, optional: bool = False
+    pool: ProcessPool,
+    kind: type[AnyStage],
+    limit_s: float | None = None,
+    *,
+    optional: bool = False,
+    said: StageOptions | None = None,
 ) -> RunningStage:
-    """Return a stage in a process of the pool."""
+    """Return a stage in a process of the pool, with the options `said`."""
 
     def remote(options: object, context: StageContext) -> RemoteStage:
-        return RemoteStage(kind, kind.Options(), context, pool, limit_s)
+        return RemoteStage(kind, said or kind.Options(), context, pool, limit_s)
 
     return running(remote, kind.__name__.lower(), optional=optional)
 
@@ -107,11 +115,13 @@ async def test_a_killed_process_is_known_and_the_next_stream_gets_a_new_one(
     assert made == [Text("FOUR "), End()]
 
 
-async def read_and_kill(stages: list[RunningStage]) -> None:
+async def read_and_kill(
+    stages: list[RunningStage], word: str = "word", first: str = "WORD "
+) -> None:
     """Read a stream of more items than its queues hold, and kill the process in its middle."""
-    prompt = Prompt("word " * 4 * MAX_QUEUED_ITEMS)
+    prompt = Prompt(f"{word} " * 4 * MAX_QUEUED_ITEMS)
     async with aclosing(outputs(stages, prompt, unswitched(stages), RunFate())) as made:
-        assert await anext(made) == Text("WORD ")
+        assert await anext(made) == Text(first)
         [process] = processes()
         os.kill(process, signal.SIGKILL)
         async for _ in made:
@@ -139,3 +149,58 @@ async def test_a_stage_in_a_process_is_closed(pool: ProcessPool, tmp_path: Path)
     # The order to close was sent before this stream begins, on the same pipe.
     await run([running(Words), outside(pool, ShoutOutside)], "one")
     assert note.read_text() == "True"
+
+
+# ---- stages with a device ----
+
+
+async def test_a_stage_with_a_device_loads_once_for_all_streams_of_a_process(
+    tmp_path: Path,
+) -> None:
+    options = ScaleOptions(notes=tmp_path / "loads")
+    pool = ProcessPool(2, Load(Scale, options, "cpu"))
+    try:
+        assert await pool.load() == "cpu"
+        loads = options.notes.read_text().split("\n")[:-1]
+        assert sorted(loads) == sorted(f"{process} cpu" for process in processes())
+        for _ in range(3):
+            made = await run([running(Words), outside(pool, Scale, said=options)], "a ab")
+            assert made == [Text("a 1 "), Text("ab 3 "), End()]
+        assert len(options.notes.read_text().split("\n")[:-1]) == 2
+    finally:
+        await pool.close()
+
+
+async def test_a_process_with_a_device_that_is_killed_loads_again(tmp_path: Path) -> None:
+    options = ScaleOptions(notes=tmp_path / "loads")
+    pool = ProcessPool(1, Load(Scale, options, "cpu"))
+    try:
+        await pool.load()
+        with pytest.raises(StageLost):
+            await read_and_kill([running(Words), outside(pool, Scale, said=options)], "a", "a 1 ")
+        again = await run([running(Words), outside(pool, Scale, said=options)], "ab")
+        assert again == [Text("ab 3 "), End()]
+        assert len(set(options.notes.read_text().split("\n")[:-1])) == 2
+    finally:
+        await pool.close()
+
+
+async def test_a_stage_that_cannot_load_leaves_no_process(tmp_path: Path) -> None:
+    options = ScaleOptions(notes=tmp_path / "loads", fails=True)
+    pool = ProcessPool(1, Load(Scale, options, "cpu"))
+    with pytest.raises(StageFailed, match="RuntimeError: the weights are missing"):
+        await pool.load()
+    assert not processes()
+    *_, end = await run([running(Words), outside(pool, Scale, said=options)], "a")
+    message = "the stage scale failed: RuntimeError: the weights are missing"
+    assert end == End(FinishReason.FAILED, message=message)
+    await pool.close()
+
+
+@pytest.mark.parametrize(("gpus", "device"), [((), "cpu"), (("0",), "cuda")])
+def test_an_automatic_device_is_a_gpu_if_there_is_one(
+    gpus: tuple[str, ...], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(gpus))
+    assert StageObjects().carry_out(Load(ShoutOutside, StageOptions(), "auto")).device == device
+    assert StageObjects().carry_out(Load(ShoutOutside, StageOptions(), "cpu")).device == "cpu"

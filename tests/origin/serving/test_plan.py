@@ -8,7 +8,7 @@ import pytest
 
 from tailrace.ledger.errors import ConfigError
 from tailrace.origin.config import DEMO_MODEL, OriginConfig
-from tailrace.origin.pool.model_table import ModelTable
+from tailrace.origin.pool.model_table import ModelTable, PipelineModel, Tables
 from tailrace.origin.serving.plan import caps, planned
 
 
@@ -49,6 +49,23 @@ def test_a_model_whose_worker_does_not_fit_a_gpu_is_refused() -> None:
     assert planned(tables, OriginConfig(gpus=("0", "1"), gpu_memory_mib=60_000))
     with pytest.raises(ConfigError, match="cap of 59000 MiB is too small: 'a' takes 60000 MiB"):
         planned(tables, OriginConfig(gpus=("0", "1"), gpu_memory_mib=59_000))
+
+
+def test_a_pipeline_gets_a_gpu_for_its_stages_of_kind_gpu() -> None:
+    def served(stage: str) -> PipelineModel:
+        words = {"stage": "tests.origin.pipelines.staged:Words"}
+        return PipelineModel(pipeline={"stages": [words, {"stage": stage}]}, memory_mib=700)
+
+    tables: Tables = {
+        "plain": served("group"),
+        "heavy": served("tests.origin.pipelines.staged:Scale"),
+    }
+    plans = planned(tables, OriginConfig(device="cuda", gpus=("GPU-b",)))
+    assert [plan.gpus for plan in plans] == [(), ("GPU-b",)]
+    assert plans[0].shares_mib == {"cpu": 700}
+    assert plans[1].shares_mib == {"cuda:GPU-b": 700}
+    [on_cpu] = planned({"heavy": tables["heavy"]}, OriginConfig(device="cpu"))
+    assert (on_cpu.gpus, on_cpu.shares_mib) == ((), {"cpu": 700})
 
 
 def test_every_worker_of_a_model_counts() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tailrace.ledger.errors import ConfigError
-from tailrace.origin.config import OriginConfig
+from tailrace.origin.config import OriginConfig, PipelineConfig
 from tailrace.origin.workers.program import makes_tokens, program
 from tailrace.origin.workers.text_worker import open_producer
 
@@ -66,6 +66,33 @@ async def test_a_key_that_is_not_in_the_environment_is_named() -> None:
     config = OriginConfig(upstream=URL, upstream_key_env="TAILRACE_NO_SUCH_KEY")
     with pytest.raises(ConfigError, match="TAILRACE_NO_SUCH_KEY is not set"):
         await open_producer(config, lambda *_: None)
+
+
+async def test_a_stage_that_cannot_load_keeps_the_worker_from_starting(tmp_path: Path) -> None:
+    stages: list[dict[str, Any]] = [
+        {"stage": "tests.origin.pipelines.staged:Words"},
+        {
+            "stage": "tests.origin.pipelines.staged:Scale",
+            "name": "sums",
+            "notes": str(tmp_path / "loads"),
+            "fails": True,
+        },
+    ]
+    config = PipelineConfig(
+        pipeline={"stages": stages},
+        model_name="safe",
+        device="cpu",
+        socket=tmp_path / "socket",
+    )
+    reported: list[str] = []
+    message = "pipelines.safe: the stage sums of safe cannot load: RuntimeError: the weights are"
+    with pytest.raises(ConfigError, match=message):
+        await open_producer(config, lambda stage, done, total: reported.append(stage))
+    assert reported == ["loading the stage sums"]
+    stages[1]["fails"] = False
+    producer = await open_producer(config, lambda *_: None)
+    assert producer.about.device == "cpu"
+    await producer.close()
 
 
 @pytest.mark.parametrize(
