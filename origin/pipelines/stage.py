@@ -76,8 +76,8 @@ class StageKind(StrEnum):
     """In processes other than the worker: for work that would block its event loop. A stage of
     this kind must not be asynchronous, and cannot read other streams."""
     GPU = "gpu"
-    """As `cpu`, in processes with a device: for stages with a model of their own, which `load`
-    loads once for each process."""
+    """In processes like those of `cpu`, each with a device: for stages with a model of their own,
+    which `load` loads once for each process."""
 
 
 class StageOptions(BaseModel):
