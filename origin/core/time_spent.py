@@ -1,8 +1,9 @@
 """Measures where the time of a stream goes at this origin. Pure arithmetic: callers give the time.
 
 Queue, prefill and decode follow one another, so they add up to the time since this origin made its
-record of the stream. The time for commits and the waits for readers are parts of them. Nothing is
-added up for each token: a stream notes the sum of its worker's commits when it comes and leaves.
+record of the stream. The waits for the batch, for commits and for readers are parts of them.
+Nothing is added up for each token: a stream notes the sum of its worker's commits when it comes and
+leaves.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ class TimeSpent:
     since_s: float = 0.0
     _phase: Phase | None = Phase.QUEUE
     _spent_s: dict[Phase, float] = field(default_factory=lambda: dict.fromkeys(Phase, 0.0))
+    _batch_s: float = 0.0  # on earlier workers
+    _batch_here_s: float = 0.0
     _ledger_s: float = 0.0
     _commits: CommitTime | None = None
     _commits_before_s: float = 0.0
@@ -61,6 +64,10 @@ class TimeSpent:
     def begun(self, now: float) -> None:
         """Note the first output."""
         self._turn(now, Phase.DECODE)
+
+    def waited(self, seconds: float) -> None:
+        """Note how long the stream has waited for the batch of its current worker in all."""
+        self._batch_here_s = seconds
 
     def queued(self, now: float) -> None:
         """Note that the stream has no worker; repeated calls change nothing."""
@@ -93,6 +100,7 @@ class TimeSpent:
         ledger_s = self._ledger_s + self._pending_commits_s()
         return {
             **{phase.value: round(seconds, 4) for phase, seconds in spent.items()},
+            "batch": round(self._batch_s + self._batch_here_s, 4),
             "ledger": round(ledger_s, 4),
             **{wait.value: round(seconds, 4) for wait, seconds in waited.items()},
         }
@@ -105,6 +113,7 @@ class TimeSpent:
     def _leave_worker(self) -> None:
         self._ledger_s += self._pending_commits_s()
         self._commits = None
+        self._batch_s, self._batch_here_s = self._batch_s + self._batch_here_s, 0.0
 
     def _pending_commits_s(self) -> float:
         return 0.0 if self._commits is None else self._commits.seconds - self._commits_before_s

@@ -21,6 +21,7 @@ from itertools import chain
 
 from tailrace.ledger.errors import CallerError, Conflict, Overloaded, TailraceError, TooLarge
 from tailrace.ledger.frame import FinishReason, Priority
+from tailrace.origin.engine.batch_waits import BatchWaits
 from tailrace.origin.engine.generation import NOT_A_NUMBER, Generation, ModelContext, refuse
 from tailrace.origin.models.model import (
     PREFILL_CHUNK_TOKENS,
@@ -69,7 +70,7 @@ class InFlightStep:
 
 
 class Engine:
-    """Runs one model. `clock_s` only measures the duration of steps, for the scheduler.
+    """Runs one model. `clock_s` only measures durations: those of steps, and of waits.
 
     `begin` is called with the ids of a step's runs before the device starts. If `device` is given,
     the engine is pipelined: it launches the steps on it. Otherwise each step is computed at once.
@@ -92,6 +93,7 @@ class Engine:
         self._clock_s = clock_s
         self._begin = begin
         self._scheduler = Scheduler(PagePool(model.pages), limits)
+        self._waits = BatchWaits()
         self._generations: dict[int, Generation] = {}
         self._outbox: list[Emission] = []
         self._guesses = model_context.drafter is not None
@@ -104,6 +106,14 @@ class Engine:
     def load(self) -> Load:
         """Return the engine's numbers for the supervisor: its runs, limits, pages and tokens."""
         return self._scheduler.load()
+
+    def waits(self) -> dict[int, float]:
+        """Return the seconds that current runs have waited for the batch, without short waits."""
+        return self._waits.so_far(self._clock_s())
+
+    def take_ended_waits(self) -> dict[int, float]:
+        """Return the waits of the runs that have ended since the last call."""
+        return self._waits.take_ended()
 
     def add(self, run_id: int, run: StartRun) -> None:
         """Accept a run.
@@ -160,6 +170,7 @@ class Engine:
             self._generations[run_id].release()
         flight = None
         if plan.work:
+            self._waits.step((work.run for work in plan.work), began)
             self._begin(work.run for work in plan.work)
             flight = self._launch(plan, began, emissions)
         emissions += self._land()
@@ -194,11 +205,13 @@ class Engine:
             )
             return
         self._generations[run_id] = generation
+        self._waits.added(run_id, self._clock_s())
 
     def _forget_ended(self, run_id: int) -> None:
         if self._generations[run_id].ended:
             self._generations.pop(run_id).release()
             self._scheduler.remove(run_id)
+            self._waits.removed(run_id)
 
     # ---- a step ----
 

@@ -107,6 +107,7 @@ from tailrace.origin.workers.worker_frame import (
     Load,
     LoadProgress,
     Ready,
+    RunWaits,
     StageTimes,
 )
 from tailrace.origin.workers.worker_process import Owner, WorkerSlot
@@ -360,6 +361,14 @@ class Runs(Owner):
         if (stream := self.core.table.by_id.get(times.stream)) is not None:
             stream.progress.stages = times.times
             self.table.changed(stream)
+
+    def worker_waits(self, slot: WorkerSlot, waits: RunWaits) -> None:
+        """Record how long streams of a worker have waited for a place in its batch."""
+        waited_ms = {one.run: one.waited_ms for one in waits.waits}
+        for stream in self.core.table.on(slot.number):
+            if (ms := waited_ms.get(stream.run)) is not None:
+                stream.progress.time.waited(ms / 1000)
+                self.table.changed(stream)
 
     async def worker_step(self, slot: WorkerSlot, made: Emissions) -> None:
         """Store the frames of engine steps in one group commit."""

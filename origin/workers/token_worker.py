@@ -62,6 +62,7 @@ from tailrace.origin.workers.worker_frame import (
     Frame,
     LoadProgress,
     Ready,
+    RunWaits,
     SetShedding,
     SetUnread,
     StartRun,
@@ -257,10 +258,14 @@ def generate(
         _take(supervisor.receive(wait_s=BEAT_S if engine.idle else 0), engine, at_work)
         emissions = engine.step()
         at_work.made(emission.run for emission in emissions)
+        if waits := engine.take_ended_waits():
+            supervisor.send(RunWaits.of(waits))
         for step in steps(emissions):
             supervisor.send(step)
         if engine.idle or clock_s() - told >= LOAD_S:
             supervisor.send(engine.load())
+            if waits := engine.waits():
+                supervisor.send(RunWaits.of(waits))
             told = clock_s()
 
 

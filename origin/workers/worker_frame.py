@@ -9,7 +9,7 @@ After a change to these classes run `make schemas`, which writes origin/workers/
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, compress, groupby
 from typing import NamedTuple, dataclass_transform
@@ -401,6 +401,29 @@ class StageTimes(WorkerFrame):
     stream: StreamId
     times: tuple[StageTime, ...]
     is_final: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class BatchWait:
+    """A run, and how long it has waited for a place in the batch so far, in milliseconds."""
+
+    run: U32Int
+    waited_ms: Uint
+
+
+@frame(39)
+class RunWaits(WorkerFrame):
+    """The waits of runs of an engine: now and then, and before the StreamEnd of each run.
+
+    Runs that have not waited are left out.
+    """
+
+    waits: tuple[BatchWait, ...] = ()
+
+    @classmethod
+    def of(cls, waits_s: Mapping[int, float]) -> RunWaits:
+        """Return the frame for waits in seconds, by run."""
+        return cls(tuple(BatchWait(run, round(s * 1000)) for run, s in waits_s.items()))
 
 
 @frame(43)

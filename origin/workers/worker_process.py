@@ -44,6 +44,7 @@ from tailrace.origin.workers.worker_frame import (
     Load,
     LoadProgress,
     Ready,
+    RunWaits,
     StageTimes,
 )
 
@@ -81,6 +82,9 @@ class Owner:
 
     def worker_stages(self, slot: WorkerSlot, times: StageTimes) -> None:
         """Handle the times of a stream's stages; the stream ends next."""
+
+    def worker_waits(self, slot: WorkerSlot, waits: RunWaits) -> None:
+        """Handle the worker's report of how long runs have waited for the batch."""
 
     async def worker_step(self, slot: WorkerSlot, made: Emissions) -> None:
         """Store the output of engine steps."""
@@ -342,6 +346,8 @@ class WorkerSlot:
                 owner.worker_load(self, frame)
             case StageTimes():
                 owner.worker_stages(self, frame)
+            case RunWaits():
+                owner.worker_waits(self, frame)
             case Fault():
                 self._fault = frame.error, ExitKind.of(frame.kind)
             case LoadProgress():

@@ -123,7 +123,7 @@ function Facts({ data }) {
   </section>`;
 }
 
-const PARTS = { queue: "In the queue", prefill: "Until output", decode: "Output", ledger: "Commits", relay: "Relay", away: "No reader" };
+const PARTS = { queue: "In the queue", prefill: "Until output", decode: "Output", batch: "Batch", ledger: "Commits", relay: "Relay", away: "No reader" };
 
 /** Where the time of a stream went: its phases, which add up, then parts of them, then stages of a pipeline. */
 function TimeSpent({ time: { stages = {}, ...parts } }) {

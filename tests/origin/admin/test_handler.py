@@ -20,7 +20,7 @@ from tailrace.origin.admin.handler import AdminHandler
 from tailrace.origin.admin.streams import LivePages
 from tailrace.origin.config import OriginConfig
 from tailrace.origin.workers.load_spans import FORKED, LoadStage, WorkerStart
-from tailrace.origin.workers.worker_frame import LoadProgress, StageTime, StageTimes
+from tailrace.origin.workers.worker_frame import LoadProgress, RunWaits, StageTime, StageTimes
 from tests.origin.edges.test_link import House as LinkHouse
 from tests.origin.stage import READY, RECIPE, A, B, C, Stage
 
@@ -123,12 +123,13 @@ async def test_a_page_says_where_the_time_of_each_stream_went(house: House) -> N
     await house.start(A)
     house.clock_s += 1.5
     [waiting] = (await house.ask("streams"))["streams"]
-    no_waits = {"ledger": 0, "relay": 0, "away": 0}
+    no_waits = {"batch": 0, "ledger": 0, "relay": 0, "away": 0}
     assert waiting["time"] == {"queue": 1.5, "prefill": 0, "decode": 0} | no_waits
     slot = house.slots[0]
     await house.ready(slot)
     run = slot.last[0]
     house.clock_s += 0.5
+    house.runs.worker_waits(slot, RunWaits.of({run: 0.25, run + 1: 9.0}))
     await house.step(slot, run, 0, " the")
     readers = house.runs.readers
 
@@ -146,7 +147,8 @@ async def test_a_page_says_where_the_time_of_each_stream_went(house: House) -> N
     times = (StageTime("model", 3, 250_000), StageTime("group", 5, 2_000))
     house.runs.worker_stages(slot, StageTimes(A, times, is_final=False))
     [row] = (await house.ask("streams"))["streams"]
-    expected = {"queue": 1.5, "prefill": 0.5, "decode": 2, "ledger": 0, "relay": 0.75, "away": 1}
+    expected = {"queue": 1.5, "prefill": 0.5, "decode": 2, "batch": 0.25, "ledger": 0}
+    expected |= {"relay": 0.75, "away": 1}
     assert row["time"] == expected | {"stages": {"model": 0.25, "group": 0.002}}
     await house.step(slot, run, 1, None)
     house.clock_s += 9
@@ -169,8 +171,8 @@ async def test_time_for_commits_is_that_of_the_streams_worker(
     await house.step(slot, run, 0, " the")
     await house.step(slot, run, 1, " end")
     [row] = (await house.ask("streams"))["streams"]
-    parts = {"queue": 0, "prefill": 0.25, "decode": 0.25, "ledger": 0.5, "relay": 0, "away": 0}
-    assert row["time"] == parts
+    parts = {"queue": 0, "prefill": 0.25, "decode": 0.25, "batch": 0, "ledger": 0.5}
+    assert row["time"] == parts | {"relay": 0, "away": 0}
 
 
 async def test_frames_are_told_with_the_times_at_which_they_were_released(house: House) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tailrace.origin.core.time_spent import CommitTime, TimeSpent, Wait
 
-NO_WAITS = {"ledger": 0, "relay": 0, "away": 0}
+NO_WAITS = {"batch": 0, "ledger": 0, "relay": 0, "away": 0}
 
 
 def test_the_phases_follow_one_another_and_add_up() -> None:
@@ -36,6 +36,20 @@ def test_only_commits_while_the_stream_is_on_the_worker_count() -> None:
     assert time.parts(3.0)["ledger"] == 0.75
 
 
+def test_waits_for_the_batches_of_all_workers_add_up() -> None:
+    time, commits = TimeSpent(), CommitTime()
+    time.placed(0.0, commits, is_begun=False)
+    time.waited(0.5)
+    time.waited(0.75)
+    assert time.parts(1.0)["batch"] == 0.75
+    time.queued(2.0)
+    time.placed(3.0, commits, is_begun=True)
+    time.waited(0.25)
+    assert time.parts(4.0)["batch"] == 1
+    time.ended(4.0)
+    assert time.parts(9.0)["batch"] == 1
+
+
 def test_only_time_after_the_first_reader_is_lost_for_want_of_one() -> None:
     time = TimeSpent()
     assert time.parts(2.0)["away"] == 0
@@ -47,11 +61,7 @@ def test_only_time_after_the_first_reader_is_lost_for_want_of_one() -> None:
     time.readers_changed(7.0, Wait.AWAY)
     time.ended(8.0)
     time.readers_changed(9.0, Wait.AWAY)  # the reader leaves after the end
-    assert time.parts(20.0) == {"queue": 8} | dict.fromkeys(("prefill", "decode"), 0) | {
-        "ledger": 0,
-        "relay": 0,
-        "away": 3,
-    }
+    assert time.parts(20.0) == {"queue": 8, "prefill": 0, "decode": 0} | NO_WAITS | {"away": 3}
 
 
 def test_readers_without_credit_and_no_readers_are_told_apart() -> None:
