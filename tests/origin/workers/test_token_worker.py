@@ -34,6 +34,7 @@ from tailrace.origin.workers.worker_frame import (
     Load,
     LoadProgress,
     Ready,
+    RunWaits,
     StartRun,
     Step,
     decode,
@@ -84,7 +85,7 @@ class Supervisor:
     def emissions(self, run_id: int) -> Iterator[Emission]:
         """Yield the emissions of one run as they come, to its end."""
         for frame in self.frames:
-            if isinstance(frame, Load | ActiveRuns):
+            if isinstance(frame, Load | ActiveRuns | RunWaits):
                 continue
             assert isinstance(frame, Step)
             assert frame.runs
@@ -115,6 +116,29 @@ def supervisor(tmp_path: Path, checkpoint: Path) -> Iterator[Supervisor]:
     yield supervisor
     supervisor.process.kill()
     supervisor.close()
+
+
+def test_a_run_that_had_to_wait_for_another_says_so_before_it_ends(
+    tmp_path: Path, checkpoint: Path
+) -> None:
+    supervisor = Supervisor(tmp_path, checkpoint, running_streams=1)
+    try:
+        supervisor.greet()
+        supervisor.send(make_run(**SAMPLED), 1)
+        supervisor.send(make_run(**SAMPLED), 2)
+        waited: dict[int, int] = {}
+        ended: list[int] = []
+        while 2 not in ended:
+            frame = next(supervisor.frames)
+            if isinstance(frame, RunWaits):
+                waited |= {one.run: one.waited_ms for one in frame.waits if one.run not in ended}
+            elif isinstance(frame, Step):
+                ended += [one.run for one in rows(frame) if isinstance(frame_of(one), StreamEnd)]
+        assert ended == [1, 2]
+        assert waited[2] > waited.get(1, 0)
+    finally:
+        supervisor.process.kill()
+        supervisor.close()
 
 
 def in_process(model: CpuModel, tokenizer: Tokenizer, run: StartRun) -> list[Emission]:
