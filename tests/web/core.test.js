@@ -2,6 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { branch } from "../../edge/web/tailrace/branch.js";
 import { Core, QUIET_MS, WINDOW_FRAMES } from "../../edge/web/tailrace/core.js";
 import { TailraceError, unreachable } from "../../edge/web/tailrace/errors.js";
 import { byFetch } from "../../edge/web/tailrace/fetch.js";
@@ -319,6 +320,20 @@ test("a group is part of every request of a stream", () => {
   assert.equal(asked({ id: "x", nextIndex: 5, group }).url, `${url}after=4&group=sentence&group_ms=200`);
   assert.equal(asked({ id: "x", nextIndex: 0, group: "word" }).url, `${url}group=word`);
   assert.equal(asked({ id: "x", nextIndex: 0 }).url, url);
+});
+
+test("a new stream is asked for with the token that its URL needs", () => {
+  let found;
+  const fetch = (url, init) => {
+    found = { url, ...init };
+    return new Promise(() => {});
+  };
+  const options = branch("http://edge/v1/generate", { id: "x", token: "t" }, { index: 2 });
+  const { openUrl, openToken: token, input } = options;
+  byFetch({ url: "http://edge/v1/generate", openUrl, token, input }, { fetch }, {});
+  assert.equal(found.url, "http://edge/v1/generate/x/branch");
+  assert.equal(found.headers["Tailrace-Token"], "t");
+  assert.equal(options.headers, undefined); // the requests of the new stream have a token of its own
 });
 
 test("a text has that of snapshots, but for reasoning", () => {

@@ -3,6 +3,7 @@
 // Run by Node.js and by pages in browsers: nothing here is of one of them. `world` tells where the
 // edge is, and does what a page cannot: kill it, start it, hold each stream in its middle.
 
+import { branch } from "../../edge/web/tailrace/branch.js";
 import { resume, stream } from "../../edge/web/tailrace/index.js";
 import { CUT, breaking } from "./breaking.js";
 
@@ -397,6 +398,24 @@ function withTransport(transport) {
       const after = resume(world.generate, of(world, { storage }));
       equal((await all(after)).length, world.frames.length, "frames");
       if (transport === "fetch") equal(after.id, opened[0], "the stream");
+    },
+
+    async "a reload before a branch has begun asks for the branch again"(world) {
+      const storage = memory();
+      const { system } = breaking((raw) => [raw]);
+      const opened = [];
+      system.fetch = async (url, init) => {
+        const response = await fetch(url, init);
+        if (init.method === "POST") opened.push(response.headers.get("Tailrace-Stream"));
+        throw new TypeError("network error");
+      };
+      const options = of(world, { system, storage, backoff: { patienceMs: 0 } });
+      const before = stream(world.generate, branch(world.generate, { id: world.id }, { index: 3 }, options));
+      await refusal(before.text());
+      const after = resume(world.generate, of(world, { storage }));
+      const frames = await all(after);
+      equal(frames.slice(0, 3), world.frames.slice(0, 3), "shared frames");
+      equal(after.id, opened[0], "the stream");
     },
 
     async "an edge is killed"(world) {

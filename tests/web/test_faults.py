@@ -21,7 +21,7 @@ from tests.web.site import Site, site
 pytestmark = pytest.mark.anyio
 
 HERE = Path(__file__).parent
-CASES = 53
+CASES = 55
 """All that faults.js holds."""
 SUITE_TIMEOUT_S = 240
 STREAMS = 1000

@@ -19,8 +19,8 @@
  */
 export function branch(url, { id, token }, input, options = {}) {
   const { href } = new URL(url, globalThis.location?.href);
-  const headers = { ...options.headers, ...(token ? { "Tailrace-Token": token } : {}) };
-  return { ...options, headers, input: /** @type {any} */ (input), openUrl: `${href.replace(/\/$/, "")}/${id}/branch` };
+  const openUrl = `${href.replace(/\/$/, "")}/${id}/branch`;
+  return { ...options, input: /** @type {any} */ (input), openUrl, openToken: token };
 }
 
 /** Return the options with which `stream(url, options)` generates an answer again, from its beginning

@@ -10,7 +10,7 @@ export const SILENCE_MS = 10_000;
  * @property {string} url the URL of /v1/generate
  * @property {string} openUrl the URL that a new stream is requested at, by fetch
  * @property {string | null} id
- * @property {string | null} token
+ * @property {string | null} token the resume token that the request needs
  * @property {import("./schema.js").GenerateInput | null} input
  * @property {string} idempotencyKey
  * @property {number} nextIndex

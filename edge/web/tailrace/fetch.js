@@ -67,7 +67,7 @@ function requestOf(asked, signal) {
   }
   const more = { "Content-Type": "application/json", "Idempotency-Key": idempotencyKey };
   const body = JSON.stringify({ ...input, group });
-  return [openUrl, { ...init, method: "POST", headers: { ...accept, ...more }, body }];
+  return [openUrl, { ...init, method: "POST", headers: { ...accept, ...more, ...tokenHeader(token) }, body }];
 }
 
 /** @param {string | null} token @returns {Record<string, string>} */

@@ -31,14 +31,18 @@ import { CONNECT, choose, countFetches, worked } from "./transport.js";
  * @property {string} [idempotencyKey] requests with the same key start only one stream
  * @property {string} [openUrl] URL at which a new stream is requested, by fetch, instead of `url`: another
  *   route of the edge that answers with frames, such as /api/chat
+ * @property {string | null} [openToken] the resume token that a request at `openUrl` needs
  * @property {{leastMs?: number, mostMs?: number, patienceMs?: number}} [backoff]
  * @property {System} [system] for tests
  */
 
 /** @typedef {{id: string, state: string, next_index: number}} Status */
 
-/** The stored facts of a stream, until it is forgotten.
- * @typedef {{id: string | null, token: string | null, next: number, input: any, idempotencyKey: string}} Saved
+/** The request for a new stream.
+ * @typedef {{input: any, openUrl?: string, openToken?: string | null}} OpenRequest
+ */
+/** The stored facts of a stream, until it is forgotten. `input` is null once the stream has an id.
+ * @typedef {OpenRequest & {id: string | null, token: string | null, next: number, idempotencyKey: string}} Saved
  */
 
 const SAVE_EVERY_MS = 1_000;
@@ -73,7 +77,8 @@ export class Stream {
   #options;
   #system;
   #url;
-  #input;
+  /** @type {Required<OpenRequest>} */
+  #open;
   #idempotencyKey;
   /** @type {import("./connection.js").Connection | null} */
   #connection = null;
@@ -95,12 +100,16 @@ export class Stream {
     this.#url = base;
     this.#options = options;
     this.#system = system;
-    this.#input = saved?.input ?? options.input ?? null;
+    this.#open = {
+      input: saved?.input ?? options.input ?? null,
+      openUrl: saved?.openUrl ?? options.openUrl ?? base,
+      openToken: saved?.openToken ?? options.openToken ?? null,
+    };
     this.#idempotencyKey = saved?.idempotencyKey ?? options.idempotencyKey ?? newKey();
     this.id = saved?.id ?? id ?? null;
     this.token = saved?.token ?? options.token ?? null;
     this.seen = saved?.next ?? 0;
-    if (!this.id && !this.#input) {
+    if (!this.id && !this.#open.input) {
       throw new TailraceError("neither input nor a stream's id", {
         code: "invalid_request",
         field: "input",
@@ -322,21 +331,22 @@ export class Stream {
   }
 
   #dial() {
-    const { apiKey = null, openUrl = this.#url, transport = "auto", snapshot, tail, since } = this.#options;
+    const { apiKey = null, transport = "auto", snapshot, tail, since } = this.#options;
     const { failures, allowance, nextIndex, floats } = this.#core;
-    const group = this.#options.group ?? this.#input?.group ?? undefined;
-    const body = this.id ? 0 : 3 * JSON.stringify(this.#input).length;
+    const { input, openUrl, openToken } = this.#open;
+    const group = this.#options.group ?? input?.group ?? undefined;
+    const body = this.id ? 0 : 3 * JSON.stringify(input).length;
     const hasSockets = Boolean(this.#system.WebSocket);
     let chosen = transport === "auto" ? choose(this.#url, failures, hasSockets, body) : transport;
-    if (group || (!this.id && (openUrl !== this.#url || this.#input.chat))) chosen = "fetch";
+    if (group || (!this.id && (openUrl !== this.#url || input.chat))) chosen = "fetch";
     if (chosen === "fetch") countFetches(this.#url, 1);
     this.transport = chosen;
     const asked = {
       url: this.#url,
       openUrl,
       id: this.id,
-      token: this.token,
-      input: this.#input,
+      token: this.id ? this.token : openToken,
+      input,
       idempotencyKey: this.#idempotencyKey,
       nextIndex,
       snapshot,
@@ -438,7 +448,8 @@ export class Stream {
       id: this.id,
       token: this.token,
       next: Math.max(this.seen, this.#core.taken),
-      input: this.id ? null : this.#input, // without an id the request may have to be sent again
+      // Without an id the request may have to be sent again.
+      ...(this.id ? { input: null } : this.#open),
       idempotencyKey: this.#idempotencyKey,
     };
     try {
