@@ -21,6 +21,9 @@ pytestmark = pytest.mark.anyio
 
 BLOCK_IF, BUFFER_CHARS, ANSWER_TOKENS = "there", 100, 8
 SETTINGS = f"""
+[origin]
+policy = "greedy-dual"  # an idle pipeline stays loaded, however slow the machine is
+
 [models.demo]
 folder = "{DEMO_MODEL.resolve()}"
 device = "cpu"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from tests.kernels.linear.test_weight_only import normal
 
 ROOT = Path(__file__).parents[3]
 ROWS, COLUMNS = 16_384, 4096
+RETURNS_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "65536"}
+"""Lets glibc return freed memory at once, so that the peak is that of the memory in use."""
 PEAK = """
 import sys, torch
 from tailrace.kernels.linear import int8_linear, weight_only
@@ -78,6 +81,7 @@ def test_the_peak_is_the_result_and_a_few_slices(quantise: str) -> None:
         text=True,
         check=True,
         cwd=ROOT,
+        env=os.environ | RETURNS_MEMORY,
     )
     result = ROWS * COLUMNS // (2 if quantise == "quantise_int4" else 1)
-    assert int(done.stdout) * 1024 - result < 12 * 4 * SLICE_ELEMENTS
+    assert int(done.stdout) * 1024 - result < 6 * 4 * SLICE_ELEMENTS
