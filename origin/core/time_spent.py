@@ -23,7 +23,7 @@ class Phase(StrEnum):
     """It is on a worker, and has had output."""
 
 
-class Wait(StrEnum):
+class ReaderWait(StrEnum):
     """The reason why no reader can take the next frame of a stream."""
 
     RELAY = "relay"
@@ -52,9 +52,11 @@ class TimeSpent:
     _ledger_s: float = 0.0
     _commits: CommitTime | None = None
     _commits_before_s: float = 0.0
-    _waited_s: dict[Wait, float] = field(default_factory=lambda: dict.fromkeys(Wait, 0.0))
-    _wait: Wait | None = None
-    _waits_since_s: float = 0.0
+    _reader_waits_s: dict[ReaderWait, float] = field(
+        default_factory=lambda: dict.fromkeys(ReaderWait, 0.0)
+    )
+    _reader_wait: ReaderWait | None = None
+    _reader_wait_since_s: float = 0.0
 
     def placed(self, now: float, commits: CommitTime, *, is_begun: bool) -> None:
         """Note that a worker is ordered to generate the stream; `is_begun`: it has had output."""
@@ -65,7 +67,7 @@ class TimeSpent:
         """Note the first output."""
         self._turn(now, Phase.DECODE)
 
-    def waited(self, seconds: float) -> None:
+    def waited_for_batch(self, seconds: float) -> None:
         """Note how long the stream has waited for the batch of its current worker in all."""
         self._batch_here_s = seconds
 
@@ -80,23 +82,23 @@ class TimeSpent:
         self._leave_worker()
         self.readers_changed(now, None)
 
-    def readers_changed(self, now: float, wait: Wait | None) -> None:
+    def readers_changed(self, now: float, wait: ReaderWait | None) -> None:
         """Note why no reader can take the next frame; None if one can, or the stream has ended.
 
         Before the first call no wait is counted.
         """
-        if self._wait is not None:
-            self._waited_s[self._wait] += now - self._waits_since_s
-        self._wait = None if self._phase is None else wait
-        self._waits_since_s = now
+        if self._reader_wait is not None:
+            self._reader_waits_s[self._reader_wait] += now - self._reader_wait_since_s
+        self._reader_wait = None if self._phase is None else wait
+        self._reader_wait_since_s = now
 
     def parts(self, now: float) -> dict[str, float]:
         """Return the seconds so far, by the name of the part."""
-        spent, waited = dict(self._spent_s), dict(self._waited_s)
+        spent, waited = dict(self._spent_s), dict(self._reader_waits_s)
         if self._phase is not None:
             spent[self._phase] += now - self.since_s
-        if self._wait is not None:
-            waited[self._wait] += now - self._waits_since_s
+        if self._reader_wait is not None:
+            waited[self._reader_wait] += now - self._reader_wait_since_s
         ledger_s = self._ledger_s + self._pending_commits_s()
         return {
             **{phase.value: round(seconds, 4) for phase, seconds in spent.items()},

@@ -24,10 +24,10 @@ The argument is the index before which the next release makes all frames readabl
 class Readers:
     """Counts the readers of each stream, and notes how far they have come.
 
-    `changed` is called with a stream whose readers come, go, or begin or cease to have credit.
-    `replayed` is called when a
-    reader gets frames from storage. Its arguments are the number of these frames, and True if the
-    reader got frames from memory before and has fallen behind.
+    `changed` is called with a stream if a reader of it comes or goes, or gets or uses up its
+    credit. `replayed` is called when a reader gets frames from storage. Its arguments are the
+    number of these frames, and True if the reader got frames from memory before and has fallen
+    behind.
     """
 
     def __init__(

@@ -80,7 +80,7 @@ from tailrace.origin.core.stream_events import (
     WorkerGone,
 )
 from tailrace.origin.core.streams import IDLE_STREAM_S, MOST_WAIT_S, PAUSED_S, StreamCore
-from tailrace.origin.core.time_spent import Wait
+from tailrace.origin.core.time_spent import ReaderWait
 from tailrace.origin.generations.deliveries import store_deliveries
 from tailrace.origin.generations.presence import Readers
 from tailrace.origin.generations.recipe import Recipe
@@ -278,9 +278,9 @@ class Runs(Owner):
     def _readers_changed(self, stream: bytes) -> None:
         """Note if some reader of a stream can take its next frame, or why none can."""
         if (known := self.table.by_id.get(stream)) is not None:
-            wait: Wait | None = None
+            wait: ReaderWait | None = None
             if not self.readers.count(stream):
-                wait = Wait.RELAY if self.readers.is_connected(stream) else Wait.AWAY
+                wait = ReaderWait.RELAY if self.readers.is_connected(stream) else ReaderWait.AWAY
             known.progress.time.readers_changed(self.clock(), wait)
             self.table.changed(known)
 
@@ -367,7 +367,7 @@ class Runs(Owner):
         waited_ms = {one.run: one.waited_ms for one in waits.waits}
         for stream in self.core.table.on(slot.number):
             if (ms := waited_ms.get(stream.run)) is not None:
-                stream.progress.time.waited(ms / 1000)
+                stream.progress.time.waited_for_batch(ms / 1000)
                 self.table.changed(stream)
 
     async def worker_step(self, slot: WorkerSlot, made: Emissions) -> None:

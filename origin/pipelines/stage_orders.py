@@ -44,8 +44,8 @@ class Begin:
     stream: bytes
     recipe: str
     """The JSON of the stream's recipe."""
-    first: int
-    """The `begin` of the object's context."""
+    begin: int
+    """Number of the stage's items before the first one of the object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +100,9 @@ class StageObjects:
 
     def _carry_out(self, order: Order) -> Reply:
         match order:
-            case Load(stage=stage, options=options, device=device):
-                self._device = _device(device)
-                self._loaded = stage.load(options, self._device)
+            case Load():
+                self._device = _device(order.device)
+                self._loaded = order.stage.load(order.options, self._device)
                 return Reply(device=self._device)
             case Begin():
                 recipe = Recipe.model_validate_json(order.recipe)
@@ -111,7 +111,7 @@ class StageObjects:
                     order.stream,
                     recipe,
                     None,
-                    order.first,
+                    order.begin,
                     self._device,
                     self._loaded,
                 )
@@ -120,9 +120,9 @@ class StageObjects:
                 if (dropped := self._stages.pop(key, None)) is not None:
                     dropped.close(has_ended)
             case Process(key=key, item=item):
-                made_by = self._stages[key]
-                made = made_by.finish(item) if isinstance(item, End) else made_by.process(item)
-                return Reply(tuple(made), tuple(made_by.held()))  # type: ignore[arg-type]
+                stage = self._stages[key]
+                made = stage.finish(item) if isinstance(item, End) else stage.process(item)
+                return Reply(tuple(made), tuple(stage.held()))  # type: ignore[arg-type]
         return Reply()
 
 

@@ -120,7 +120,6 @@ class PipelineTable(BaseModel):
         description="Maximum time in seconds without new input. After that the stream ends as"
         " failed.",
     )
-
     memory_mib: int | None = Field(
         None,
         ge=1,

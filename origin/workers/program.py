@@ -76,11 +76,11 @@ def unused(*served: OriginConfig) -> list[str]:
 
 def _unused(config: OriginConfig) -> set[str]:
     is_ours, is_upstream = makes_tokens(config), config.upstream is not None
-    is_folder = not (is_upstream or config.producer or isinstance(config, PipelineConfig))
-    has_device = config.has_device if isinstance(config, PipelineConfig) else is_folder
+    has_folder = not (is_upstream or config.producer or isinstance(config, PipelineConfig))
+    has_device = config.has_device if isinstance(config, PipelineConfig) else has_folder
     uses = (
         (DECODER_SETTINGS, is_ours),
-        (FOLDER_SETTINGS, is_folder),
+        (FOLDER_SETTINGS, has_folder),
         (DEVICE_SETTINGS, has_device),
         (UPSTREAM_SETTINGS, is_upstream),
         (TEXT_SETTINGS, not is_ours),

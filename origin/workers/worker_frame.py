@@ -413,9 +413,10 @@ class BatchWait:
 
 @frame(39)
 class RunWaits(WorkerFrame):
-    """The waits of runs of an engine: now and then, and before the StreamEnd of each run.
+    """The waits of an engine's runs for the batch.
 
-    Runs that have not waited are left out.
+    Current runs are reported together with each Load, and every run before its StreamEnd. Runs that
+    have not waited are left out.
     """
 
     waits: tuple[BatchWait, ...] = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tailrace.origin.core.time_spent import CommitTime, TimeSpent, Wait
+from tailrace.origin.core.time_spent import CommitTime, ReaderWait, TimeSpent
 
 NO_WAITS = {"batch": 0, "ledger": 0, "relay": 0, "away": 0}
 
@@ -39,12 +39,12 @@ def test_only_commits_while_the_stream_is_on_the_worker_count() -> None:
 def test_waits_for_the_batches_of_all_workers_add_up() -> None:
     time, commits = TimeSpent(), CommitTime()
     time.placed(0.0, commits, is_begun=False)
-    time.waited(0.5)
-    time.waited(0.75)
+    time.waited_for_batch(0.5)
+    time.waited_for_batch(0.75)
     assert time.parts(1.0)["batch"] == 0.75
     time.queued(2.0)
     time.placed(3.0, commits, is_begun=True)
-    time.waited(0.25)
+    time.waited_for_batch(0.25)
     assert time.parts(4.0)["batch"] == 1
     time.ended(4.0)
     assert time.parts(9.0)["batch"] == 1
@@ -55,22 +55,22 @@ def test_only_time_after_the_first_reader_is_lost_for_want_of_one() -> None:
     assert time.parts(2.0)["away"] == 0
     time.readers_changed(2.0, None)
     assert time.parts(3.0)["away"] == 0
-    time.readers_changed(3.0, Wait.AWAY)
+    time.readers_changed(3.0, ReaderWait.AWAY)
     assert time.parts(4.0)["away"] == 1
     time.readers_changed(5.0, None)
-    time.readers_changed(7.0, Wait.AWAY)
+    time.readers_changed(7.0, ReaderWait.AWAY)
     time.ended(8.0)
-    time.readers_changed(9.0, Wait.AWAY)  # the reader leaves after the end
+    time.readers_changed(9.0, ReaderWait.AWAY)  # the reader leaves after the end
     assert time.parts(20.0) == {"queue": 8, "prefill": 0, "decode": 0} | NO_WAITS | {"away": 3}
 
 
 def test_readers_without_credit_and_no_readers_are_told_apart() -> None:
     time = TimeSpent()
-    time.readers_changed(1.0, Wait.RELAY)
-    time.readers_changed(3.0, Wait.RELAY)  # another reader has come, without credit too
-    time.readers_changed(4.0, Wait.AWAY)
+    time.readers_changed(1.0, ReaderWait.RELAY)
+    time.readers_changed(3.0, ReaderWait.RELAY)  # another reader has come, without credit too
+    time.readers_changed(4.0, ReaderWait.AWAY)
     assert (time.parts(4.5)["relay"], time.parts(4.5)["away"]) == (3, 0.5)
-    time.readers_changed(5.0, Wait.RELAY)
+    time.readers_changed(5.0, ReaderWait.RELAY)
     assert (time.parts(5.5)["relay"], time.parts(5.5)["away"]) == (3.5, 1)
     time.readers_changed(6.0, None)
     assert (time.parts(9.0)["relay"], time.parts(9.0)["away"]) == (4, 1)
