@@ -14,10 +14,11 @@ import pytest
 import yaml
 
 from tests.deploy.files import DEPLOY, KINDS, KUBERNETES, USER, manifests
-from tests.npm import needs
+from tests.npm import installed, needs
 
 OLDEST_KUBERNETES, NEWEST_KUBERNETES = "1.26", "1.36"
 """The oldest has mixed protocols in one Service."""
+HERE = Path(__file__).parent
 BESIDE_PYTHON = Path(sys.executable).parent
 COMPONENTS = ("gpu", "upstream", "autoscale")
 
@@ -60,11 +61,11 @@ def test_the_schemas_refuse_what_is_no_field() -> None:
         kubernetes_validate.validate(deployment, NEWEST_KUBERNETES, strict=True)
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
 @pytest.mark.parametrize(
     "components", [(), *((each,) for each in COMPONENTS), ("gpu", "autoscale")]
 )
 def test_kustomize_builds_a_site(components: tuple[str, ...], tmp_path: Path) -> None:
+    kustomize = installed(HERE) / "kustomize"
     shutil.copytree(KUBERNETES, tmp_path / "kubernetes")
     site = tmp_path / "kubernetes/site/kustomization.yaml"
     told = yaml.safe_load(site.read_text())
@@ -72,10 +73,7 @@ def test_kustomize_builds_a_site(components: tuple[str, ...], tmp_path: Path) ->
     assert commented == [f"- ../{each}" for each in COMPONENTS]
     told["components"] = [f"../{each}" for each in components]
     site.write_text(yaml.safe_dump(told))
-    built = subprocess.run(
-        ["kubectl", "kustomize", str(site.parent)], capture_output=True, text=True, check=True
-    )
-    objects = list(yaml.safe_load_all(built.stdout))
+    objects = list(yaml.safe_load_all(run(kustomize, "build", site.parent)))
     for each in objects:
         kubernetes_validate.validate(each, NEWEST_KUBERNETES, strict=True)
     pods = {
