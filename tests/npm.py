@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 from fcntl import LOCK_EX, flock
 from pathlib import Path
 
-import pytest
+from tests.needs import needs
 
 INSTALL_TIMEOUT_S = 180.0
 MIN_NODE = 20
 """Minimum major version of Node, which vitest 4 requires."""
-
-
-def needs(what: str, hint: str) -> None:
-    """Skip the test for want of `what`; on CI, where it has to be there, fail."""
-    reason = f"{what}; {hint}"
-    if os.environ.get("CI"):
-        pytest.fail(reason)
-    pytest.skip(reason)
 
 
 def installed(folder: Path) -> Path:

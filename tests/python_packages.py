@@ -9,7 +9,7 @@ import venv
 from fcntl import LOCK_EX, flock
 from pathlib import Path
 
-from tests.npm import needs
+from tests.needs import needs
 
 INSTALL_TIMEOUT_S = 280.0
 

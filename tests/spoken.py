@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import io
 import math
-import os
 import random
-import shutil
 import struct
 import subprocess
 import wave
 from functools import cache
 
-import pytest
+from tests.needs import needs_program
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 RATE = 16_000
@@ -21,10 +19,7 @@ NOISE = 8
 _TAPS = 12
 """Number of samples on each side of a resampled one that count."""
 
-needs_espeak = pytest.mark.skipif(
-    shutil.which("espeak-ng") is None and not os.environ.get("CI"),
-    reason="espeak-ng is not installed: apt install espeak-ng",
-)
+needs_espeak = needs_program("espeak-ng", "on Debian or Ubuntu: apt-get install espeak-ng")
 
 
 def captions(processes: int = 1) -> str:

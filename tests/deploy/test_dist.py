@@ -23,7 +23,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.npm import needs
+from tests.needs import needs
 from tests.worker.workerd import Workerd
 
 pytestmark = pytest.mark.timeout(900)

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.e2e.processes import Edge, Origin, running
-from tests.npm import needs
+from tests.needs import needs
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(900)]
 

@@ -23,7 +23,7 @@ from tests.deploy.machine import Machine, ready
 from tests.e2e.processes import free_port
 from tests.e2e.sse import SSE, TIMEOUT, start, text_of
 from tests.e2e.test_behind_proxy import nginx
-from tests.npm import needs
+from tests.needs import needs
 
 pytestmark = pytest.mark.anyio
 

@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from tests.deploy.files import DEPLOY, KINDS, KUBERNETES, USER, manifests
-from tests.npm import installed, needs
+from tests.needs import needs
+from tests.npm import installed
 
 OLDEST_KUBERNETES, NEWEST_KUBERNETES = "1.26", "1.36"
 """The oldest has mixed protocols in one Service."""

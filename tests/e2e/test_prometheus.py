@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,14 +13,12 @@ import pytest
 import yaml
 
 from tests.e2e.processes import Edge, Origin, free_port, running
+from tests.needs import needs_program
 from tests.test_telemetry import ROOT, expressions
 
 pytestmark = [
     pytest.mark.anyio,
-    pytest.mark.skipif(
-        shutil.which("prometheus") is None and not os.environ.get("CI"),
-        reason="needs Prometheus: apt install prometheus",
-    ),
+    needs_program("prometheus", "on Debian or Ubuntu: apt-get install prometheus"),
 ]
 
 PATIENCE_S = 120.0

@@ -15,7 +15,6 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from tailrace.origin.config import DEMO_MODEL
 from tests.e2e.fault_proxy import FaultProxy
 from tests.e2e.processes import START_TIMEOUT_S, Edge, Origin, free_port, running
 from tests.e2e.sse import SSE, TIMEOUT, Event, Reading, events, resume, start
+from tests.needs import needs_packages
 from tests.origin.producers.raw_server import (
     DONE,
     STREAM_HEAD,
@@ -47,10 +47,7 @@ LAST = 120
 PROMPT: dict[str, Any] = {"model": "m", "prompt": "Count: ", "max_tokens": 1000}
 COUNTED = "".join(f"{n} " for n in range(LAST))
 MODELS = answer(200, {"data": [{"id": "m"}]})
-needs_serve = pytest.mark.skipif(
-    any(find_spec(name) is None for name in ("fastapi", "uvicorn", "openai")),
-    reason="pip install 'tailrace[dev]'",
-)
+needs_serve = needs_packages("fastapi", "uvicorn", "openai", hint="pip install 'tailrace[dev]'")
 
 
 class Counter:

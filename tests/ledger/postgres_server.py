@@ -18,13 +18,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psycopg
-import pytest
 
-HOW_TO_GET_IT = (
-    "needs the PostgreSQL 15+ server programs (initdb, postgres, pg_basebackup): "
-    "apt-get install postgresql, or brew install postgresql@17"
-)
+from tests.needs import needs
+
 PROGRAMS = ("initdb", "postgres", "pg_basebackup")
+HOW_TO_GET_POSTGRES = "apt-get install postgresql, or brew install postgresql@17"
 DEBIAN = Path("/usr/lib/postgresql")
 START_TIMEOUT_S = 60.0
 POLL_S = 0.02
@@ -61,11 +59,10 @@ def binaries() -> Path | None:
 def require_binaries() -> Path:
     """Return the programs; without them the test is skipped, but in CI it fails."""
     folder = binaries()
-    if folder is not None:
-        return folder
-    if os.environ.get("CI"):
-        pytest.fail(HOW_TO_GET_IT)
-    pytest.skip(HOW_TO_GET_IT)
+    if folder is None:
+        programs = ", ".join(PROGRAMS)
+        needs(f"no PostgreSQL 15 or newer ({programs})", HOW_TO_GET_POSTGRES)
+    return folder
 
 
 class PostgresServer:

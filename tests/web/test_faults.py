@@ -15,7 +15,8 @@ import pytest
 from playwright.async_api import CDPSession, Page, async_playwright
 
 from tests.e2e.browser import program
-from tests.npm import installed, needs
+from tests.needs import needs
+from tests.npm import installed
 from tests.web.site import Site, site
 
 pytestmark = pytest.mark.anyio

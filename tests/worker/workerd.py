@@ -15,7 +15,8 @@ from typing import Any, Self
 
 from tailrace.edge.wrangler.jsonc import parse
 from tests.e2e.processes import ROOT, STOP_TIMEOUT_S, free_port
-from tests.npm import installed, needs
+from tests.needs import needs
+from tests.npm import installed
 
 FOLDER = ROOT / "wrangler-compat"
 START_TIMEOUT_S = 60.0

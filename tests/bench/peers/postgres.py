@@ -28,7 +28,7 @@ from tests.bench.bench_ledger_work import (
 )
 from tests.bench.peers.server import Server, is_root, owned_folder, run_as
 from tests.e2e.processes import free_port
-from tests.ledger.postgres_server import HOW_TO_GET_IT, USER, binaries
+from tests.ledger.postgres_server import HOW_TO_GET_POSTGRES, USER, binaries
 
 INSERT = (
     "INSERT INTO frame (stream, idx, data)"
@@ -52,7 +52,7 @@ class Postgres(Replayer):
     def start(self, folder: Path) -> None:
         programs = binaries()
         if programs is None:
-            raise Missing(HOW_TO_GET_IT)
+            raise Missing(f"needs PostgreSQL 15 or newer: {HOW_TO_GET_POSTGRES}")
         user = USER if is_root() else None  # the server refuses to run as root
         data = owned_folder(folder / "data", user)
         port = free_port()

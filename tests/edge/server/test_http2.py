@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from random import Random
@@ -32,12 +31,14 @@ from tests.edge.scripted_origin import STREAM, ScriptedOrigin
 from tests.edge.server.http2_peer import Peer
 from tests.edge.server.serving import PATIENCE_S, Served, serving
 from tests.edge.server.test_http2_properties import PREFACE, random_frames
+from tests.needs import needs_program
 
 pytestmark = pytest.mark.anyio
 
 ID = STREAM.hex()
 SSE = {"Accept": "text/event-stream"}
 FRAMES = {"Accept": "application/vnd.tailrace.frames"}
+NGHTTP2_HINT = "on Debian or Ubuntu: apt-get install nghttp2-client"
 
 
 @pytest.fixture
@@ -325,7 +326,7 @@ async def test_a_drain_lets_what_is_under_way_come_to_its_end(
 # ---- clients of others ----
 
 
-@pytest.mark.skipif(shutil.which("nghttp") is None, reason="needs nghttp2's clients")
+@needs_program("nghttp", NGHTTP2_HINT)
 async def test_nghttp_reads_a_stream(served: Served) -> None:
     url = f"http://127.0.0.1:{served.port}/v1/generate/{ID}"
     urls = (url, f"{url}?two", f"{url}?three")
@@ -333,7 +334,7 @@ async def test_nghttp_reads_a_stream(served: Served) -> None:
     assert said.count(b'data: {"text":" w2","index":2}') == 3
 
 
-@pytest.mark.skipif(shutil.which("h2load") is None, reason="needs nghttp2's clients")
+@needs_program("h2load", NGHTTP2_HINT)
 async def test_h2load_gets_all_its_answers(served: Served) -> None:
     url = f"http://127.0.0.1:{served.port}"
     said = await run("h2load", "-n", "2000", "-c", "4", "-m", "100", f"{url}/healthz")

