@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 
 import structlog
@@ -37,14 +38,20 @@ class StageFailed(TailraceError, code="stage_failed"):
 class OrderPipe:
     """A process of stages, and the orders that it has not replied to yet, oldest first."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        """Begin to read the replies of a process, whose stdin and stdout are pipes."""
+    def __init__(
+        self, process: asyncio.subprocess.Process, on_lost: Callable[[], None] | None = None
+    ) -> None:
+        """Begin to read the replies of a process, whose stdin and stdout are pipes.
+
+        `on_lost` is called when the process has ended, unless `close` has ended it.
+        """
         self.is_lost = False
         """True if the process has ended."""
         self._process = process
+        self._on_lost = on_lost
         self._sent: deque[tuple[asyncio.Future[Reply], float | None]] = deque()
-        self._has_sent = asyncio.Event()
         self._room = asyncio.Semaphore(MAX_SENT_ORDERS)
+        self._limit: asyncio.Timeout | None = None  # of the reply that is read
         self._reading = asyncio.create_task(self._read())
 
     async def ask(self, order: Order, limit_s: float | None) -> Reply:
@@ -90,7 +97,9 @@ class OrderPipe:
         data = packed(order)
         asked: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._sent.append((asked, limit_s))
-        self._has_sent.set()
+        is_oldest = len(self._sent) == 1
+        if is_oldest and limit_s is not None and self._limit is not None:
+            self._limit.reschedule(asyncio.get_running_loop().time() + limit_s)
         self._process.stdin.write(data)
         return asked
 
@@ -107,17 +116,17 @@ class OrderPipe:
             pass
         status = await self._end()
         log.warning("stage.process_lost", pid=self._process.pid, status=status)
+        if self._on_lost is not None:
+            self._on_lost()
 
     async def _read_next(self) -> None:
-        while not self._sent:
-            self._has_sent.clear()
-            await self._has_sent.wait()
-        asked, limit_s = self._sent[0]
+        # Reading goes on between two orders, because only a reader sees that the process has ended.
+        limit_s = self._sent[0][1] if self._sent else None
         assert self._process.stdout is not None
-        async with asyncio.timeout(limit_s):
+        async with asyncio.timeout(limit_s) as self._limit:
             head = await self._process.stdout.readexactly(LENGTH_BYTES)
             data = await self._process.stdout.readexactly(int.from_bytes(head, "little"))
-        self._sent.popleft()
+        asked, _ = self._sent.popleft()
         if not asked.done():  # the stream of the order may have ended
             asked.set_result(pickle.loads(data))
 

@@ -12,23 +12,34 @@ import itertools
 import sys
 from collections.abc import AsyncIterator
 
+import structlog
+
+from tailrace.ledger.errors import TailraceError
 from tailrace.origin.pipelines.order_pipe import OrderPipe
 from tailrace.origin.pipelines.stage import AnyStage, Item, Items, Stage, StageContext, StageOptions
 from tailrace.origin.pipelines.stage_orders import Begin, Forget, Load, Process
 from tailrace.origin.producer import End
 
+log = structlog.get_logger("pipeline")
+
 COMMAND = (sys.executable, "-m", "tailrace.origin.pipelines.stage_process")
 
 
 class StageProcess:
-    """One process for stage objects; it is started when one is made, and again if it has ended."""
+    """One process for stage objects; it is started when one is made, and again if it has ended.
+
+    A process that loads something is started again as soon as it has ended, so that no stream waits
+    for the load. One that has ended before its first stage object is left until the next one.
+    """
 
     def __init__(self, load: Load | None) -> None:
         """Begin without a process; `load` is the first order to it, if any."""
         self.objects = 0  # number of stage objects in this process
         self._load = load
         self._device = ""
+        self._is_used = False  # the process has had a stage object
         self._pipe: OrderPipe | None = None
+        self._restarting: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
         self._keys = itertools.count()
 
@@ -42,6 +53,7 @@ class StageProcess:
             StageFailed: The object cannot be made.
         """
         pipe, key = await self._running(), next(self._keys)
+        self._is_used = True
         recipe = context.recipe.model_dump_json()
         order = Begin(key, kind, options, context.name, context.stream, recipe, context.begin)
         await pipe.ask(order, None)
@@ -64,8 +76,10 @@ class StageProcess:
                 pipe = OrderPipe(
                     await asyncio.create_subprocess_exec(
                         *COMMAND, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-                    )
+                    ),
+                    self._on_lost,
                 )
+                self._is_used = False
                 if self._load is not None:
                     try:
                         self._device = (await pipe.ask(self._load, None)).device
@@ -75,8 +89,21 @@ class StageProcess:
                 self._pipe = pipe
             return self._pipe
 
+    def _on_lost(self) -> None:
+        if self._load is not None and self._is_used:
+            self._restarting = asyncio.create_task(self._restart())
+
+    async def _restart(self) -> None:
+        try:
+            await self._running()
+        except TailraceError as error:  # the next stage object tries again
+            log.warning("stage.process_not_restarted", error=str(error))
+
     async def close(self) -> None:
         """End the process; orders to drop objects need not be carried out any more."""
+        if self._restarting is not None:
+            self._restarting.cancel()
+            await asyncio.gather(self._restarting, return_exceptions=True)
         if self._pipe is not None:
             await self._pipe.close()
 

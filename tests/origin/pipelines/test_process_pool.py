@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -9,6 +10,7 @@ from contextlib import aclosing
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from tailrace.ledger.frame import FinishReason
 from tailrace.origin.pipelines.order_pipe import StageFailed, StageLost
@@ -181,6 +183,35 @@ async def test_a_process_with_a_device_that_is_killed_loads_again(tmp_path: Path
         again = await run([running(Words), outside(pool, Scale, said=options)], "ab")
         assert again == [Text("ab 3 "), End()]
         assert len(set(options.notes.read_text().split("\n")[:-1])) == 2
+    finally:
+        await pool.close()
+
+
+async def test_an_idle_process_with_a_device_that_is_killed_loads_again_at_once(
+    tmp_path: Path,
+) -> None:
+    options = ScaleOptions(notes=tmp_path / "loads")
+    pool = ProcessPool(1, Load(Scale, options, "cpu"))
+
+    def loads() -> list[str]:
+        return options.notes.read_text().split("\n")[:-1]
+
+    try:
+        await pool.load()
+        assert len(await run([running(Words), outside(pool, Scale, said=options)], "ab")) == 2
+        [process] = processes()
+        os.kill(process, signal.SIGKILL)
+        await until(lambda: len(loads()) == 2)
+        assert await pool.load() == "cpu"
+        assert len(loads()) == 2
+        # A process that has had no stage object may end again and again: it waits for one.
+        [process] = processes()
+        with capture_logs() as logged:
+            os.kill(process, signal.SIGKILL)
+            await until(lambda: bool(logged))
+        assert [each["event"] for each in logged] == ["stage.process_lost"]
+        names = [str(task.get_coro()) for task in asyncio.all_tasks()]
+        assert not [name for name in names if "StageProcess._restart" in name]
     finally:
         await pool.close()
 
