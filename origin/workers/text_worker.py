@@ -20,7 +20,7 @@ import itertools
 import logging
 import sys
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -34,6 +34,7 @@ from tailrace.ledger.process.tasks import background, cancel
 from tailrace.ledger.validation import invalid_document
 from tailrace.ledger.wire.codec import FrameSplitter
 from tailrace.origin.config import OriginConfig, PipelineConfig
+from tailrace.origin.engine.batch_waits import LEAST_WAIT_S
 from tailrace.origin.filter import FilterFactory, load_filter
 from tailrace.origin.generations.recipe import Recipe
 from tailrace.origin.producer import End, Producer, Request, Resumption, load_producer
@@ -55,6 +56,7 @@ from tailrace.origin.workers.worker_frame import (
     Frame,
     LoadProgress,
     Ready,
+    RunWaits,
     StageTime,
     StageTimes,
     StartTextRun,
@@ -77,8 +79,9 @@ UNSENT_BYTES = 64 * 1024
 """Number of bytes that may wait to be written to the socket; with more, the sender waits until the
 supervisor reads."""
 
-STAGE_TIMES_BEATS = 5
-"""Number of beats (of BEAT_S seconds) after which the times of all stages are reported."""
+REPORT_BEATS = 5
+"""Number of beats (of BEAT_S seconds) after which the times of all stages and the waits of all
+streams are reported."""
 
 log = structlog.get_logger("text_worker")
 
@@ -94,6 +97,8 @@ class TextRun:
     run: int
     request: Request
     production: Production
+    waiting_since_s: float | None = None
+    """When the stream began to wait until it may be produced; None if it does not wait."""
     producing: asyncio.Task[None] | None = None
     concluding: asyncio.Task[None] | None = None
     has_end: bool = False
@@ -108,7 +113,9 @@ class TextWorker:
         writer: asyncio.StreamWriter,
         streams: int,
         filter_factory: FilterFactory | None = None,
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock_s = clock_s
         self._producer = producer
         self._filter_factory = filter_factory
         self._writer = writer
@@ -151,8 +158,9 @@ class TextWorker:
         for nth in itertools.count(1):
             watchdog.arm()
             self._at_work.repeat()
-            if nth % STAGE_TIMES_BEATS == 0:
+            if nth % REPORT_BEATS == 0:
                 self.report_stages()
+                self.report_waits()
             await asyncio.sleep(BEAT_S)
 
     def report_stages(self) -> None:
@@ -160,6 +168,20 @@ class TextWorker:
         for answer in self._answers.values():
             if answer.request.stages and not answer.has_end:
                 self._writer.write(encode(_stage_times(answer.request, is_final=False)))
+
+    def report_waits(self) -> None:
+        """Send how long the streams that wait have waited so far."""
+        self._report_waits(self._answers.values())
+
+    def _report_waits(self, answers: Iterable[TextRun]) -> None:
+        now_s = self._clock_s()
+        waits = {
+            answer.run: now_s - answer.waiting_since_s
+            for answer in answers
+            if answer.waiting_since_s is not None and now_s - answer.waiting_since_s >= LEAST_WAIT_S
+        }
+        if waits:
+            self._writer.write(encode(RunWaits.of(waits)))
 
     async def close(self) -> None:
         """Stop every stream and send no ends, because the supervisor has closed the socket."""
@@ -190,7 +212,10 @@ class TextWorker:
         # Log events of this task get the run. The supervisor's log event `stream.ordered` tells
         # which stream a run belongs to.
         structlog.contextvars.bind_contextvars(run=answer.run)
+        answer.waiting_since_s = self._clock_s()
         async with self._turns, aclosing(answer.production.frames()) as frames:
+            self._report_waits((answer,))
+            answer.waiting_since_s = None
             self._at_work.begin((answer.run,))
             async for numbered in frames:
                 await self._put(answer, numbered)
@@ -205,6 +230,7 @@ class TextWorker:
         else:
             await asyncio.wait((answer.producing,))
             end = _end_of(answer.producing)
+            self._report_waits((answer,))  # if it has never been produced
         if not answer.has_end:
             await self._put(answer, answer.production.ending(end))
         del self._answers[answer.run]

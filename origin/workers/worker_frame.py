@@ -413,9 +413,9 @@ class BatchWait:
 
 @frame(39)
 class RunWaits(WorkerFrame):
-    """The waits of an engine's runs for the batch.
+    """The waits of runs for the batch: of an engine, or of the streams that a text worker produces.
 
-    Current runs are reported together with each Load, and every run before its StreamEnd. Runs that
+    Current runs are reported from time to time, and every run before its StreamEnd. Runs that
     have not waited are left out.
     """
 

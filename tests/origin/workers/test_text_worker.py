@@ -6,7 +6,8 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,10 @@ from tailrace.origin.workers.worker_frame import (
     WORKER,
     ActiveRuns,
     CancelRun,
-    Emission,
     Frame,
     LoadProgress,
     Ready,
+    RunWaits,
     StartRun,
     StartTextRun,
     Step,
@@ -93,6 +94,8 @@ class Worker:
             step = await self._next()
             if isinstance(step, ActiveRuns):
                 self.begun.append(step.runs)
+                continue
+            if isinstance(step, RunWaits):
                 continue
             assert isinstance(step, Step)
             self.steps.append(step)
@@ -338,33 +341,75 @@ async def test_a_supervisor_that_goes_while_nothing_is_ready_ends_the_worker(
         assert status == 0, errors
 
 
-async def test_a_stream_too_many_ends_at_once_to_be_asked_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("tailrace.origin.workers.text_worker.MAX_WAITING_STREAMS", 1)
+ASKED = StartTextRun(recipe("x").model_dump_json(), "", 0)
+
+
+@asynccontextmanager
+async def in_this_process(
+    clock_s: Callable[[], float] = time.monotonic,
+) -> AsyncIterator[tuple[TextWorker, AsyncIterator[Frame]]]:
+    """Yield a worker that produces one stream at a time without an end, and the frames it sends."""
     ours, theirs = socket.socketpair()
     _, writer = await asyncio.open_connection(sock=ours)
     reader, other = await asyncio.open_connection(sock=theirs)
-    served = TextWorker(Endless(), writer, streams=1)
+
+    async def sent() -> AsyncIterator[Frame]:
+        splitter = FrameSplitter(WORKER, MAX_WORKER_FRAME_BYTES)
+        while True:
+            for raw in splitter.feed(await reader.read(1 << 16)):
+                yield decode(raw)[1]
+
+    served = TextWorker(Endless(), writer, streams=1, clock_s=clock_s)
     sending = asyncio.create_task(served.send())
     try:
-        for run in (1, 2, 3):
-            served.take(run, StartTextRun(recipe("x").model_dump_json(), "", 0))
-        splitter = FrameSplitter(WORKER, MAX_WORKER_FRAME_BYTES)
-        ends: list[Emission] = []
-        while not ends:
-            for raw in splitter.feed(await reader.read(1 << 16)):
-                step = decode(raw)[1]
-                if isinstance(step, ActiveRuns):
-                    continue
-                assert isinstance(step, Step)
-                ends += [each for each in rows(step) if each.run == 3]
+        async with asyncio.timeout(TIMEOUT_S):
+            yield served, sent()
     finally:
         await served.close()
         sending.cancel()
         writer.close()
         other.close()
         await asyncio.gather(sending, return_exceptions=True)
-    end: Any = decode_client(ends[0].frame)[1]
+
+
+async def test_a_stream_that_waits_for_its_turn_says_how_long() -> None:
+    now_s = 100.0
+    async with in_this_process(lambda: now_s) as (served, frames):
+        waits = (frame async for frame in frames if isinstance(frame, RunWaits))
+        steps = (frame async for frame in frames if isinstance(frame, Step))
+        served.take(1, ASKED)
+        served.take(2, ASKED)
+        assert {each.run for each in rows(await anext(steps))} == {1}
+        now_s = 103.0
+        served.report_waits()
+        assert await anext(waits) == RunWaits.of({2: 3.0})
+        now_s = 107.5
+        served.take(1, CancelRun())
+        assert await anext(waits) == RunWaits.of({2: 7.5})
+        now_s = 200.0
+        served.report_waits()  # nobody waits
+        async for frame in frames:
+            assert not isinstance(frame, RunWaits)
+            if isinstance(frame, Step) and {each.run for each in rows(frame)} == {2}:
+                break
+        served.take(3, ASKED)
+        await asyncio.sleep(0)  # its task begins to wait
+        now_s = 201.0
+        served.take(3, CancelRun())
+        assert await anext(waits) == RunWaits.of({3: 1.0})
+
+
+async def test_a_stream_too_many_ends_at_once_to_be_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tailrace.origin.workers.text_worker.MAX_WAITING_STREAMS", 1)
+    async with in_this_process() as (served, frames):
+        for run in (1, 2, 3):
+            served.take(run, ASKED)
+        end: Any = None
+        while end is None:
+            frame = await anext(frames)
+            made = rows(frame) if isinstance(frame, Step) else []
+            end = next((decode_client(each.frame)[1] for each in made if each.run == 3), None)
     assert (end.finish_reason, end.retryable, end.index) == (FinishReason.FAILED, True, 0)
     assert end.message == "the worker already has 2 running and waiting streams"
