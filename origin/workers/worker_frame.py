@@ -413,7 +413,7 @@ class BatchWait:
 
 @frame(39)
 class RunWaits(WorkerFrame):
-    """The waits of runs for the batch: of an engine, or of the streams that a text worker produces.
+    """How long runs have waited for the batch of an engine, or for their turn at a text worker.
 
     Current runs are reported from time to time, and every run before its StreamEnd. Runs that
     have not waited are left out.

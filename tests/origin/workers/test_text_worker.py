@@ -387,7 +387,7 @@ async def test_a_stream_that_waits_for_its_turn_says_how_long() -> None:
         served.take(1, CancelRun())
         assert await anext(waits) == RunWaits.of({2: 7.5})
         now_s = 200.0
-        served.report_waits()  # nobody waits
+        served.report_waits()  # no stream waits any more, so nothing is sent
         async for frame in frames:
             assert not isinstance(frame, RunWaits)
             if isinstance(frame, Step) and {each.run for each in rows(frame)} == {2}:
