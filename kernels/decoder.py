@@ -239,4 +239,5 @@ class Decoder:
         return x, qkv, mixed, queries
 
     def _buffer(self, rows: int, columns: int) -> Tensor:
-        return torch.empty(rows, columns, device=self.device)
+        """Allocate a buffer of zeros: padding rows are computed from what no row has written."""
+        return torch.zeros(rows, columns, device=self.device)
