@@ -91,18 +91,19 @@ async def _start_and_replace(config: OriginConfig) -> tuple[WorkerStart, WorkerS
     fork_server = fork_server_of(config, [config])
     slot, witness = slots_of("", config, fork_server, 0)[0], _Witness()
     slot.belong_to(witness)
+    slot.launch()  # before the fork server starts, so that its start counts
     parts = [slot.keep()] if fork_server is None else [slot.keep(), fork_server.keep()]
     async with background(parts):
-        cold = await _start(slot, witness)
+        cold = await _started(slot, witness)
         if slot.pid is not None:
             with suppress(ProcessLookupError):
                 os.kill(slot.pid, signal.SIGKILL)
         await witness.told.get()  # wait for the killed worker's end
-        return cold, await _start(slot, witness)
+        slot.launch()
+        return cold, await _started(slot, witness)
 
 
-async def _start(slot: WorkerSlot, witness: _Witness) -> WorkerStart:
-    slot.launch()
+async def _started(slot: WorkerSlot, witness: _Witness) -> WorkerStart:
     exit_reason = await witness.told.get()
     if exit_reason is not None or slot.start is None:
         raise Unavailable(f"the worker cannot start: {exit_reason}")

@@ -162,7 +162,7 @@ class WorkerSlot:
     def launch(self) -> None:
         """Start a process, unless one runs or its end was not reported to the owner yet."""
         if not self._is_launched:
-            self._is_launched = True
+            self._is_launched, self._asked_s = True, time.monotonic()
             self._unwanted.clear()
             self._wanted.set()
 
@@ -252,7 +252,7 @@ class WorkerSlot:
 
     async def _start(self, path: Path) -> ChildProcess:
         """Start a worker's process: forked if possible, otherwise spawned."""
-        self._asked_s, self._forked = time.monotonic(), False
+        self._forked = False
         own = gpu_environment(self.gpu, os.environ)
         if self._fork_server is not None:
             forked = await self._fork_server.fork(str(path), self._settings, environment=own)

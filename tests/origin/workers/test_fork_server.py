@@ -31,7 +31,7 @@ from tailrace.origin.workers.worker_frame import (
     encode,
 )
 from tailrace.origin.workers.worker_frame import WORKER as WORKER_SAYS
-from tailrace.origin.workers.worker_process import worker_environment
+from tailrace.origin.workers.worker_process import Owner, WorkerSlot, worker_environment
 
 pytestmark = [
     pytest.mark.anyio,
@@ -82,6 +82,16 @@ async def home(folder: Path, settings: str = "") -> AsyncIterator[Home]:
         server.close()
         keeping.cancel()
         await asyncio.wait((keeping,))
+
+
+class ReadyOwner(Owner):
+    """Owner of a slot that waits for its worker to be ready."""
+
+    def __init__(self) -> None:
+        self.said = asyncio.Event()
+
+    async def worker_ready(self, slot: WorkerSlot, ready: Ready) -> None:
+        self.said.set()
 
 
 async def gone(pid: int) -> None:
@@ -193,6 +203,30 @@ async def test_workers_are_forked_with_a_small_model_loaded_unless_its_files_hav
     finally:
         keeping.cancel()
         await asyncio.wait((keeping,))
+
+
+async def test_a_start_counts_from_the_launch_even_if_the_slot_is_kept_later(
+    tmp_path: Path, checkpoint: Path
+) -> None:
+    config = OriginConfig(model=checkpoint, data=tmp_path / "data", device="cpu")
+    fork_server = ForkServer(*program(config), worker_environment())
+    slot, ready = WorkerSlot(0, program(config), fork_server=fork_server), ReadyOwner()
+    slot.belong_to(ready)
+    slot.launch()
+    keeping = [asyncio.create_task(fork_server.keep())]
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            while not fork_server.stages:  # noqa: ASYNC110 - it tells nobody when it is ready
+                await asyncio.sleep(0.01)
+            keeping.append(asyncio.create_task(slot.keep()))
+            await ready.said.wait()
+        assert slot.start is not None
+        stages = [stage.name for stage in slot.start.stages]
+        assert stages[:2] == ["fork_server", "imports"]
+    finally:
+        for task in keeping:
+            task.cancel()
+        await asyncio.wait(keeping)
 
 
 def test_a_large_model_and_code_of_the_users_are_not_loaded_for_all_workers(
