@@ -12,14 +12,17 @@ class FrameTokens:
     """The tokens of each frame of a stream, added in the order of the frames.
 
     Nearly all frames of a stream have the same number of tokens, so only changes take memory.
+    `latest` is the number of the latest frame, None before the first one.
     """
 
+    latest: int | None = None
     _starts: array[int] = field(default_factory=lambda: array("Q"))
     _counts: array[int] = field(default_factory=lambda: array("Q"))
 
     def add(self, index: int, tokens: int) -> None:
         """Note that the frame at `index`, the next one, has this number of tokens."""
-        if not self._counts or self._counts[-1] != tokens:
+        if self.latest != tokens:
+            self.latest = tokens
             self._starts.append(index)
             self._counts.append(tokens)
 

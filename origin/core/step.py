@@ -64,14 +64,13 @@ class StepFrames(NamedTuple):
         extras = [b""] * len(streams)
         # Few frames need a `RecordExtra`: ends, frames with ids from Steer orders, the first frame
         # of a new engine, and frames whose time is stored.
-        some = {at for at, frame in enumerate(made.frames) if frame[TAG_OFFSET] == END}
         due_ms = now_ms - TIME_STEP_MS
-        some |= {
+        some = [
             at
-            for at, stream in enumerate(streams)
-            if stream.new_engine or stream.timed_ms <= due_ms
-        }
-        for at in sorted(some | made.steered.keys()):
+            for at, (stream, frame) in enumerate(zip(streams, made.frames, strict=True))
+            if frame[TAG_OFFSET] == END or stream.timed_ms <= due_ms or stream.new_engine
+        ]
+        for at in sorted({*some, *made.steered}):
             stream = streams[at]
             life: tuple[int | None, ...] = ()
             usage = None

@@ -144,17 +144,21 @@ class StreamProgress:
             self.first_timed = next_index
             del self.frame_ms[:]
 
-    def released(self, index: int, tokens: int, now_s: float) -> None:
-        """Note that the frame at `index`, with `tokens` tokens, is durable and was released."""
+    def released(self, index: int, tokens: int, now_s: float, revision: int) -> None:
+        """Note that the frame at `index`, with `tokens` tokens, is durable and was released.
+
+        `revision` is the new number of the changes of all streams; see `StreamTable.revision`.
+        """
         self.tokens += tokens
-        self.frame_tokens.add(index, tokens)
-        self.next_index = index + 1
+        if tokens != self.frame_tokens.latest:
+            self.frame_tokens.add(index, tokens)
+        self.next_index, self.revision = index + 1, revision
         if not self._is_begun:
             self._is_begun, self.first_ms = True, self._ms(now_s)
             self.time.begun(now_s)
         timed = len(self.frame_ms)
         if timed < MAX_TIMED_FRAMES and self.first_timed + timed == index:
-            self.frame_ms.append(self._ms(now_s))
+            self.frame_ms.append(int((now_s - self.began_s) * 1000))
 
     def time_spent(self, now_s: float) -> dict[str, object]:
         """Return where the time went so far: seconds by part, and `stages` for a pipeline."""

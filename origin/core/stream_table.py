@@ -58,7 +58,7 @@ class StreamTable:
         paused: Streams that wait for a reader, in the order in which they were paused.
         left: Streams without an end that this origin cannot continue.
         ended: The last streams that have ended here.
-        revision: Number of changes to records so far.
+        revision: Number of the latest change of records; one step changes several.
         may_place: True if a change may allow a waiting stream to be placed on a worker.
     """
 
@@ -271,10 +271,14 @@ class StreamTable:
 
     # ---- what operators see ----
 
+    def next_revision(self) -> int:
+        """Return a new number for changes of streams that operators can see."""
+        self.revision += 1
+        return self.revision
+
     def changed(self, stream: Stream) -> None:
         """Note a change of a stream that operators can see."""
-        self.revision += 1
-        stream.progress.revision = self.revision
+        stream.progress.revision = self.next_revision()
 
     def resumed(self, stream: bytes) -> None:
         """Count that a client has resumed reading a stream."""

@@ -12,7 +12,7 @@ the origin that took a stream over last is its producer, and appends of the othe
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from math import inf
 from typing import Any, NamedTuple
@@ -650,10 +650,10 @@ class StreamCore:
         self._commits[worker].seconds += event.took_s
         for refusal in event.refusals:
             self._append_refused(worker, refusal)
-        emissions, changed = event.step.emissions, self.table.changed
+        emissions, revision = event.step.emissions, self.table.next_revision()
         if emissions.steered:
             self._steers_durable(worker, event.step)
-        gaps: dict[tuple[str, float], int] = {}
+        gaps: list[tuple[str, float]] = []
         firsts: list[tuple[str, str, float, str | None]] = []
         columns = emissions.runs, emissions.indexes, emissions.ids, emissions.frames
         for stream, run, index, ids, frame in zip(event.step.streams, *columns, strict=True):
@@ -663,21 +663,20 @@ class StreamCore:
                 stream.standing.prove()
                 self.table.may_place = True  # a suspect may have waited for this stream's output
             self.quotas.charge(stream.recipe.tenant, len(ids), now)
-            stream.progress.released(index, len(ids), now)
-            changed(stream)
+            stream.progress.released(index, len(ids), now, revision)
             if frame[TAG_OFFSET] == END:
                 self._finish(stream, end_reason(frame), is_delivered=stream.is_delivered)
                 continue
             if stream.released_s is not None:
-                gap = stream.recipe.priority, stream.released_s
-                gaps[gap] = gaps.get(gap, 0) + 1
+                gaps.append((stream.recipe.priority, stream.released_s))
             elif stream.asked_s is not None:
                 recipe = stream.recipe
                 waited_s = now - stream.asked_s
                 firsts.append((recipe.priority, recipe.model, waited_s, recipe.trace))
             stream.released_s = now
         if gaps or firsts:
-            spent = [(priority, now - last_s, count) for (priority, last_s), count in gaps.items()]
+            counts = Counter(gaps).items()  # streams of one step mostly share their last release
+            spent = [(priority, now - last_s, count) for (priority, last_s), count in counts]
             self._order(events.RecordReleases(spent, firsts))
         if self._models.model_of(worker).circuit.deaths:
             self._order(events.ReportToModels(WorkerProved(worker)))
