@@ -269,6 +269,7 @@ async def measure(kills: int, hangs: int, streams: int, batch: int, seed: int) -
         for fault, restore in zip(killed, restores, strict=True)
         for pause in fault.pauses_s
     ]
+    hung = [pause for fault in stopped for pause in fault.pauses_s]
     findings = load.findings
     return {
         "kills": len(killed),
@@ -284,7 +285,7 @@ async def measure(kills: int, hangs: int, streams: int, batch: int, seed: int) -
         "restore_p99_ms": round(p99(restores) * 1e3),
         "pause_p50_over_restore": round(statistics.median(ratios), 2),
         "pause_p99_over_restore": round(p99(ratios), 2),
-        "hang_pause_p99_s": round(p99([p for f in stopped for p in f.pauses_s] or [0.0]), 1),
+        "hang_pause_p99_s": round(p99(hung), 1) if hung else None,
         **beside,
     }
 
