@@ -92,3 +92,28 @@ def test_a_worker_whose_supervisor_is_gone_already_imports_nothing() -> None:
         command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, check=False
     )
     assert (done.returncode, done.stderr) == (1, b"")
+
+
+PROGRAM = """
+import sys
+def main(argv):
+    import structlog
+    print(*(name for name in ("structlog", "rich") if name in sys.modules))
+    import rich.console
+    print(rich.console.Console.__name__)
+    return 3
+"""
+
+
+def test_a_worker_imports_structlog_without_rich_and_may_import_rich_itself(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, "-P", "-m", "tailrace.origin.workers.bootstrap", str(os.getpid())]
+    done = subprocess.run(
+        [*command, "program"],
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(tmp_path)))},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert (done.returncode, done.stdout.split()) == (3, ["structlog", "Console"])
