@@ -12,7 +12,7 @@ class FrameTokens:
     """The tokens of each frame of a stream, added in the order of the frames.
 
     Nearly all frames of a stream have the same number of tokens, so only changes take memory.
-    `latest` is the number of the latest frame, None before the first one.
+    `latest` is the number of tokens in the latest frame, None before the first one.
     """
 
     latest: int | None = None
