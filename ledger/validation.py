@@ -92,9 +92,12 @@ def invalid_document(
     return CallerError(fault.message, code=code, field=fault.field or whole, hint=fault.right)
 
 
-def closest_name(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that is most similar to `name`, or None if none is similar."""
-    return next(iter(get_close_matches(name, list(known), n=1)), None)
+def closest_name(name: str, known: Iterable[str], least: float = 0.6) -> str | None:
+    """Return the known name that is most similar to `name`, or None if none is similar.
+
+    `least` is the least similarity that counts: 0 for nothing in common, 1 for the same name.
+    """
+    return next(iter(get_close_matches(name, list(known), n=1, cutoff=least)), None)
 
 
 def unknown_field(location: Location, fields: Iterable[str]) -> CallerError:

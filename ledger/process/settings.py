@@ -25,6 +25,8 @@ DEFAULT_FILE = Path("tailrace.toml")
 TABLES = ("edge", "origin", "models", "pipelines", "ledger", "streams")
 MAX_PORT = 65_535
 log = logging.getLogger("tailrace.settings")
+MISSPELT = 0.9
+"""Least similarity, from 0 to 1, of a variable with a misspelt prefix to the one that was meant."""
 _OF_A_SERVICE = re.compile(r"_(SERVICE_HOST|SERVICE_PORT\w*|PORT|PORT_\d+_(TCP|UDP)\w*)$")
 """Matches variables that Kubernetes sets in every pod for a Service such as tailrace-edge."""
 
@@ -109,9 +111,11 @@ class Settings(BaseSettings):
     def environment(cls) -> dict[str, Any]:
         """Return the settings that environment variables set, by their names.
 
-        Raises `ConfigError` for a variable that has this part's prefix but belongs to no setting.
+        Raises `ConfigError` for a variable that has this part's prefix but belongs to no setting,
+        and for one whose prefix is misspelt.
         """
         unknown = [_unknown_variable(cls, name) for name in sorted(unknown_variables(cls))]
+        unknown += _misspelt_prefixes(cls)
         if unknown:
             raise all_of(unknown)
         return EnvSettingsSource(cls)()
@@ -153,6 +157,25 @@ def _unknown_variable(part: type[Settings], name: str) -> ConfigError:
     if closest:
         guess = f"did you mean {prefix}{closest.upper()}?"
     return ConfigError("unknown environment variable", field=name, hint=guess)
+
+
+def _misspelt_prefixes(part: type[Settings]) -> list[ConfigError]:
+    """Return an error for each variable such as `TAILRACE_EGDE_HTTP` that resembles one of `part`.
+
+    The prefixes of the other parts are right, and a name such as `TAILRACE_API_KEY` resembles none.
+    """
+    prefixes = tuple(f"TAILRACE_{table}_".upper() for table in TABLES)
+    variables = [f"{part.model_config['env_prefix']}{name}".upper() for name in part.model_fields]
+    guesses = {
+        name: closest_name(name.upper(), variables, least=MISSPELT)
+        for name in sorted(os.environ)
+        if name.upper().startswith("TAILRACE_") and not name.upper().startswith(prefixes)
+    }
+    return [
+        ConfigError("unknown environment variable", field=name, hint=f"did you mean {guess}?")
+        for name, guess in guesses.items()
+        if guess is not None
+    ]
 
 
 def finding(

@@ -101,12 +101,25 @@ def test_a_misspelt_environment_variable_is_refused_with_a_guess(
     ]
 
 
+@pytest.mark.parametrize("name", ["TAILRACE_EGDE_PORT", "TAILRACE_EDGEPORT", "tailrace_ege_port"])
+def test_a_variable_with_a_misspelt_part_is_refused_with_a_guess(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "2")
+    with pytest.raises(ConfigError) as refused:
+        Part.load()
+    expected = f"{name}: unknown environment variable (did you mean TAILRACE_EDGE_PORT?)"
+    assert str(refused.value) == expected
+
+
 def test_the_variables_of_another_part_and_of_a_kubernetes_service_are_let_be(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in (
         "TAILRACE_ORIGIN_PROT",
         "TAILRACE_API_KEY",
+        "TAILRACE_UPSTREAM_KEY",
+        "TAILRACE_SERVICE_PORT",
         "TAILRACE_EDGE_SERVICE_HOST",
         "TAILRACE_EDGE_SERVICE_PORT",
         "TAILRACE_EDGE_SERVICE_PORT_HTTP",
