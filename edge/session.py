@@ -387,7 +387,7 @@ class Session:
             self._refuse_request(corr, caller_not_allowed())
             return
         if self.caller == ANONYMOUS and (isinstance(frame, Open) or not frame.token):
-            self._refuse(corr, no_key(frame))
+            self._refuse_request(corr, no_key(frame))
             return
         try:
             frame = self._allowed(frame)

@@ -1,16 +1,20 @@
 """A WebSocket session alone: messages in, messages and frames for the link out."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tailrace.edge.access.authenticator import ANONYMOUS
+from tailrace.edge.server.flood import MAX_POINTS, FloodBudget
 from tailrace.edge.session import (
     MAX_CREDIT_FRAMES,
     MAX_MESSAGE_BYTES,
     MAX_STREAMS_PER_CONNECTION,
     MAX_WAITING_REPLIES,
     MIN_WINDOW_BYTES,
+    REFUSED_POINTS,
     WINDOW_BYTES,
     Close,
     CloseCode,
@@ -27,6 +31,7 @@ from tailrace.ledger.frame import (
     Frame,
     Heartbeat,
     Hello,
+    Input,
     Open,
     Opened,
     Priority,
@@ -36,6 +41,7 @@ from tailrace.ledger.frame import (
     StreamEnd,
     StreamError,
     StreamState,
+    SwitchStages,
     Token,
     corr_of,
     decode,
@@ -210,7 +216,14 @@ def test_a_bad_payload_costs_its_own_stream_only(session: Session) -> None:
     assert session.close is None
 
 
-NOTHING_SPEAKS = [OPEN, Resume(STREAM), Cancel(STREAM), Steer(STREAM, None, "x")]
+NOTHING_SPEAKS = [
+    OPEN,
+    Resume(STREAM),
+    Cancel(STREAM),
+    Steer(STREAM, None, "x"),
+    Input(STREAM, None, 0, b"x"),
+    SwitchStages(STREAM, None, ()),
+]
 
 
 @pytest.mark.parametrize("request_frame", NOTHING_SPEAKS)
@@ -229,6 +242,8 @@ def test_what_neither_a_key_nor_a_token_speaks_for_is_refused_here(request_frame
         (ANONYMOUS, Resume(STREAM, token="v1.token")),
         (ANONYMOUS, Cancel(STREAM, token="v1.token")),
         (ANONYMOUS, Steer(STREAM, "v1.token", "x")),
+        (ANONYMOUS, Input(STREAM, "v1.token", 0, b"x")),
+        (ANONYMOUS, SwitchStages(STREAM, "v1.token", ())),
         *((Caller("acme", 0), request) for request in NOTHING_SPEAKS),
         *((None, request) for request in NOTHING_SPEAKS),
     ],
@@ -310,6 +325,67 @@ def test_a_client_that_leaves_its_refusals_unread_is_not_read_either(session: Se
     assert congested == [False] * MAX_WAITING_REPLIES + [True]
     sent(session)
     assert not session.congested
+
+
+# ---- floods ----
+
+
+@pytest.mark.parametrize("request_frame", NOTHING_SPEAKS)
+def test_requests_without_an_api_key_end_the_connection_once_the_budget_is_spent(
+    request_frame: Frame,
+) -> None:
+    session = Session(caller=ANONYMOUS, spend=FloodBudget(lambda: 0.0).spend)
+    session.receive(HELLO)
+    sent(session)
+    refused = int(MAX_POINTS / REFUSED_POINTS) + 1
+    raw = encode(request_frame, 1)
+    session.receive(raw * min(2 * refused, MAX_MESSAGE_BYTES // len(raw)))
+    told = errors(session)
+    assert told.count((1, "no_key", 401)) == refused, "no frame behind the last one is answered"
+    assert told.count((0, "too_many_requests", 429)) == 1
+    assert session.close == Close(CloseCode.POLICY_VIOLATION, "too_many_requests")
+
+
+TOO_MUCH_CREDIT = replace(OPEN, credit=MAX_CREDIT_FRAMES + 1)
+
+
+@pytest.mark.parametrize(
+    ("limits", "frame"),
+    [
+        ({"caller": ANONYMOUS}, encode(OPEN, 1)),
+        ({}, encode(TOO_MUCH_CREDIT, 1)),
+        ({}, encode(replace(OPEN, caller=Caller("acme", 1)), 1)),
+        ({"max_streams": 0}, encode(OPEN, 1)),
+        ({"priority": Priority.BATCH}, encode(replace(OPEN, priority=Priority.INTERACTIVE), 1)),
+    ],
+    ids=["no key", "too much credit", "a caller", "too many streams", "too urgent"],
+)
+def test_a_refused_request_costs_points(limits: dict[str, Any], frame: bytes) -> None:
+    spent: list[float] = []
+    session = Session(**limits, spend=counted(spent))
+    session.receive(HELLO)
+    session.receive(frame)
+    assert len(errors(session)) == 1
+    assert sum(spent) > 0
+
+
+def test_a_detach_of_an_open_stream_costs_points_and_the_open_costs_none() -> None:
+    spent: list[float] = []
+    session = Session(spend=counted(spent))
+    session.receive(HELLO + encode(OPEN, 1))
+    assert spent == []
+    assert forwards(session, encode(Detach(), 1)) == [encode(Detach(), 1)]
+    assert sum(spent) > 0
+
+
+def counted(spent: list[float]) -> Callable[[float], bool]:
+    """Return a budget that is never spent, and notes in `spent` what it is charged."""
+
+    def spend(points: float) -> bool:
+        spent.append(points)
+        return True
+
+    return spend
 
 
 # ---- messages ----

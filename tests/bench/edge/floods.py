@@ -17,7 +17,7 @@ from time import monotonic
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from tailrace.ledger.frame import SCHEMA_HASH, Credit, Detach, Hello, encode
+from tailrace.ledger.frame import SCHEMA_HASH, Cancel, Credit, Detach, Hello, encode
 from tests.bench.edge.readers import H2_PREFACE, WS_HANDSHAKE, message
 
 PIECE_BYTES = 64 << 10
@@ -43,7 +43,7 @@ def control(opcode: int, *, final: bool = True) -> bytes:
     return bytes((opcode | (0x80 if final else 0), 0x80)) + bytes(4)
 
 
-def of_corrs(frame: Credit | Detach) -> bytes:
+def of_corrs(frame: Cancel | Credit | Detach) -> bytes:
     """Return a message full of this frame, on correlation ids that are not open."""
     frames = b"".join(encode(frame, corr) for corr in range(1, 2_000))
     return message(frames[: len(encode(frame, 1)) * (30_000 // len(encode(frame, 1)))])
@@ -112,6 +112,7 @@ def flood(name: str) -> tuple[bytes, Iterator[bytes]]:
             "ws_empty_fragment": control(0x0, final=False),
             "ws_credit": of_corrs(Credit(1)),
             "ws_detach": of_corrs(Detach()),
+            "ws_no_key": of_corrs(Cancel(bytes(16))),
         }
         begin = HELLO + (control(0x2, final=False) if name == "ws_empty_fragment" else b"")
         return begin, repeated(frames[name])
@@ -132,6 +133,8 @@ NAMES = (
     *("ws_ping", "ws_pong", "ws_empty_message", "ws_empty_fragment", "ws_credit", "ws_detach"),
     *("h2_refused", "h2_connect", "h2_path", "h2_resize", "h2_trailers", "h2_data", "h2_padded"),
 )
+NAMES_WITH_KEYS = ("ws_no_key",)
+"""Names of the floods of an edge that requires API keys. Without keys, it would answer them."""
 
 
 class Flooder:

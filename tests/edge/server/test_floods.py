@@ -26,6 +26,7 @@ from tests.edge.scripted_origin import ScriptedOrigin, until
 from tests.edge.server.http2_pair import POST, Pair
 from tests.edge.server.http2_peer import Peer as Http2Peer
 from tests.edge.server.serving import Client, Served, serving
+from tests.edge.server.test_admission import with_keys
 from tests.edge.server.test_websocket import Peer
 
 pytestmark = pytest.mark.anyio
@@ -67,7 +68,17 @@ async def test_a_flood_of_http1_is_hung_up_on(served: Served, name: str) -> None
 
 @pytest.mark.parametrize("name", [name for name in floods.NAMES if name.startswith("ws_")])
 async def test_a_flood_of_a_websocket_is_hung_up_on(served: Served, name: str) -> None:
-    said = await flooded(served, name)
+    assert_closed_as_flood(await flooded(served, name))
+
+
+@pytest.mark.parametrize("name", floods.NAMES_WITH_KEYS)
+async def test_a_flood_of_requests_without_an_api_key_is_hung_up_on(name: str) -> None:
+    async with with_keys() as served:
+        assert_closed_as_flood(await flooded(served, name))
+
+
+def assert_closed_as_flood(said: bytes) -> None:
+    """Assert that the edge closed a WebSocket because of a flood, given all that it has sent."""
     protocol = WebSocketConnection(ConnectionType.CLIENT)
     protocol.receive_data(said.partition(b"\r\n\r\n")[2])
     closed = [event for event in protocol.events() if isinstance(event, CloseConnection)]
