@@ -2,12 +2,13 @@
 
     python tests/bench/soak_models.py [--seconds 600] [--kills 17] [--readers 6] [--seed 1]
 
-Five models of the demo's size, two workers each, behind one origin and one edge, as real processes.
-Readers ask for a random model again and again, cut some of their connections and resume, so models
-are evicted and loaded all the time, and a worker that is ready gets SIGKILL at random moments. Each
-whole text is compared with that of a quiet origin. It ends with one line of JSON, and exits with 1
-if the origin ended, a client was answered a 500, or a token was lost, doubled or changed. An answer
-of 503 is retried after the time that it names.
+Five models of the demo's size, two workers each, run behind one origin and one edge, as real
+processes. The memory cap has room for two of the models with both their workers. Readers ask for a
+random model again and again, cut some of their connections and resume, so models are evicted and
+loaded all the time, and a worker that is ready gets SIGKILL at random moments. Each whole text is
+compared with that of a quiet origin. It ends with one line of JSON, and exits with 1 if the origin
+ended, a client was answered a 500, or a token was lost, doubled or changed. An answer of 503 is
+retried after the time that it names.
 """
 
 from __future__ import annotations
@@ -37,7 +38,12 @@ from tests.e2e.sse import SSE, Event, events  # noqa: E402
 
 DEMO = ROOT / "origin" / "demo" / "model"
 MODELS = ("one", "two", "three", "four", "five")
-MEMORY_MIB = 60
+WORKERS = 2
+WORKER_MIB = 60
+LOADED_MODELS = 2
+SPARE_MIB = 10
+CAP_MIB = LOADED_MODELS * WORKERS * WORKER_MIB + SPARE_MIB
+"""Memory cap of the pool, which counts `memory_mib` once for each worker of a loaded model."""
 SEEDS = range(8)
 TOKENS = 300
 CUT_SHARE = 0.3
@@ -49,15 +55,15 @@ POLL_S = 0.05
 SETTINGS = f"""
 [origin]
 policy = "greedy-dual"
-cpu_memory_mib = {2 * MEMORY_MIB + 10}
+cpu_memory_mib = {CAP_MIB}
 cold_wait_s = 30
 """
 MODEL = f"""
 [models.NAME]
 folder = "{DEMO}"
 kv_mib = 16
-memory_mib = {MEMORY_MIB}
-workers = 2
+memory_mib = {WORKER_MIB}
+workers = {WORKERS}
 """
 
 
