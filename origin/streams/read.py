@@ -74,8 +74,9 @@ PIECE_BYTES = 256 * 1024
 """Target bytes of a piece of frames; one piece is held in memory for each slow reader."""
 LEAST_FRAMES, MOST_FRAMES = 4, 256
 """Minimum and maximum frames in a piece. A piece of large frames (up to 64 KiB each) has few."""
-SILENCE_S = 15.0
-"""Seconds without data after which a keep-alive is sent."""
+SILENCE_S = 4.0
+"""Seconds without data after which a keep-alive is sent. Clients consider a connection lost if they
+receive nothing for 10 s."""
 
 CHANGELESS = (CACHE_CONTROL, "private, max-age=60, stale-while-revalidate=300")
 """Header for content that never changes; private, because a stream may hold someone's conversation.
