@@ -19,6 +19,7 @@ from wsproto.events import (
     TextMessage,
 )
 
+from tailrace.edge.access.keys import KeyRing, digest_of, make_key
 from tailrace.edge.server import websocket
 from tailrace.edge.session import MAX_MESSAGE_BYTES
 from tailrace.ledger.frame import (
@@ -29,6 +30,7 @@ from tailrace.ledger.frame import (
     Credit,
     Detach,
     Frame,
+    Heartbeat,
     Hello,
     Open,
     Opened,
@@ -38,6 +40,8 @@ from tailrace.ledger.frame import (
     encode,
     split,
 )
+from tests.edge.access.test_authenticator import KEY as KEY_OF_ACME
+from tests.edge.access.test_authenticator import api_key
 from tests.edge.scripted_origin import STREAM, ScriptedOrigin
 from tests.edge.server.serving import PATIENCE_S, Client, Served, serving
 
@@ -320,6 +324,61 @@ async def test_an_address_has_its_share_of_requests_over_all_of_its_connections(
                         assert (await client.answer()).status == status, (path, address)
         async with Peer.connected(served, HELLO + resume, X_Forwarded_For=one) as again:
             await opened(again)
+
+
+OTHER_KEY_ID, OTHER_KEY = make_key(lambda count: b"\x08" * count)
+
+
+async def test_a_tenant_has_its_share_of_requests_over_all_of_its_connections() -> None:
+    other_key = api_key(id=OTHER_KEY_ID, tenant="bolt", sha256=digest_of(OTHER_KEY))
+    acme, bolt = f"Bearer {KEY_OF_ACME}", f"Bearer {OTHER_KEY}"
+    resume = encode(Resume(STREAM, credit=1), 1)
+    async with (
+        ScriptedOrigin(9).listening() as origin,
+        serving(origin, max_streams_per_tenant=2) as served,
+    ):
+        served.context.rules.authenticator.ring = KeyRing([api_key(), other_key], {})
+        async with (
+            Peer.connected(served, HELLO + resume, Authorization=acme) as first,
+            Peer.connected(served, HELLO + resume, Authorization=acme) as second,
+        ):
+            for peer in (first, second):
+                await opened(peer)
+            async with Peer.connected(served, HELLO + resume, Authorization=acme) as third:
+                [(corr, error)] = await until_errors(third, 1)
+                assert (corr, error.code, error.status) == (1, "too_many_streams", 429)
+                assert "edge.max_streams_per_tenant" in str(error.hint)
+            for key, status in ((acme, 429), (bolt, 200)):
+                async with Client.connected(served) as client:
+                    path = f"/v1/generate/{STREAM.hex()}"
+                    head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: {key}\r\n"
+                    await client.send((head + "Accept: text/event-stream\r\n\r\n").encode())
+                    assert (await client.answer()).status == status, key
+        async with Peer.connected(served, HELLO + resume, Authorization=acme) as again:
+            await opened(again)
+
+
+async def test_a_client_without_an_api_key_is_told_no_details_of_the_origins() -> None:
+    async with ScriptedOrigin(1).listening() as origin:
+        origin.ledger = "file:1"
+        async with serving(origin) as served:
+            served.context.rules.authenticator.ring = KeyRing([api_key()], {})
+            async with (
+                Peer.connected(served) as anonymous,
+                Peer.connected(served, Authorization=f"Bearer {KEY_OF_ACME}") as known,
+            ):
+                told, all_told = await heartbeat(anonymous), await heartbeat(known)
+    assert told.ready
+    assert (told.models, told.devices, told.ledger) == ((), (), "")
+    assert (all_told.models, all_told.devices) == (("demo",), ("cpu torch",))
+
+
+async def heartbeat(peer: Peer) -> Heartbeat:
+    """Return the next Heartbeat that the client gets."""
+    while True:
+        for _, frame in await peer.frames(1):
+            if isinstance(frame, Heartbeat):
+                return frame
 
 
 async def until_errors(peer: Peer, count: int) -> list[tuple[int, StreamError]]:
