@@ -183,6 +183,12 @@ class ChunkEncoder(Encoder):
         return openai_error(error, self.shape.path)
 
     def frames(self, frames: list[bytes]) -> bytes:
+        """Return the encoded chunks; nothing if there are no frames yet.
+
+        A choice cannot begin before its first frame, whose type decides how its first chunk looks.
+        """
+        if not frames:
+            return b""
         said = b"".join([self._said(raw) for raw in frames])
         if self.begun:
             return said

@@ -82,13 +82,6 @@ class LaneEncoder(ChunkEncoder):
         self.error, self.refused = error, True
         return super().refusal(error)
 
-    def frames(self, frames: list[bytes]) -> bytes:
-        """Return the encoded chunks; nothing if there are no frames yet.
-
-        A choice cannot begin before its first frame, whose type decides how its first chunk looks.
-        """
-        return super().frames(frames) if frames else b""
-
 
 class Lane:
     """The `ResponseWriter` of one stream of a response that shows several."""

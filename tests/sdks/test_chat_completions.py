@@ -146,7 +146,7 @@ async def test_what_must_be_json_is(sdk: openai.AsyncOpenAI) -> None:
         "additionalProperties": False,
     }
     form: Any = {"type": "json_schema", "json_schema": {"name": "animal", "schema": schema}}
-    room = CHAT | {"max_tokens": 300}  # the model likes white space
+    room = CHAT | {"max_tokens": 300}  # the whole document must fit
     answer = await sdk.chat.completions.create(**room, response_format=form)
     assert json.loads(answer.choices[0].message.content or "").keys() == {"animal", "legs"}
     kind: Any = {"type": "json_object"}
@@ -168,6 +168,8 @@ async def test_a_required_tool_is_called_whole_streamed_and_resumed(
     arguments = json.loads(call.function.arguments)
     assert arguments.keys() == {"a", "b"} and {*arguments.values()} <= {1, 2, 3}
     chunks = await streamed(sdk, **asked)
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[0].choices[0].delta.content is None
     pieces = [c.choices[0].delta.tool_calls[0] for c in chunks if c.choices[0].delta.tool_calls]
     assert (pieces[0].id, pieces[0].type, pieces[0].function.name) == (call.id, "function", "add")
     assert "".join(p.function.arguments for p in pieces) == call.function.arguments

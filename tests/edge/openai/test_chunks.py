@@ -120,6 +120,13 @@ def test_a_choice_that_begins_with_a_call_has_no_text_until_there_is_some() -> N
     assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
 
 
+def test_a_choice_begins_with_its_first_frame() -> None:
+    made = encoder(begun=False)
+    assert made.frames([]) == b""
+    first, _ = events(made.frames([encode(ToolCall(0, "c1", "add", "", 0))]))
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": None}
+
+
 def test_offsets_of_scored_tokens_count_from_the_beginning_of_the_text() -> None:
     made = ChunkEncoder(CompletionShape(), begun=True)
     made.opened(OPENED)

@@ -1,6 +1,7 @@
 """A response past the application: what a client that stalls, leaves or waits gets and costs."""
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator
 from typing import cast
@@ -8,14 +9,27 @@ from typing import cast
 import pytest
 
 from tailrace.edge.flush import FlushBatch
-from tailrace.edge.generate.encoders import FrameEncoder
+from tailrace.edge.generate.encoders import Encoder, FrameEncoder
+from tailrace.edge.openai.chat import ChatShape
+from tailrace.edge.openai.chunks import ChunkEncoder
 from tailrace.edge.origins.origin_pool import OriginPool
 from tailrace.edge.server.deadlines import Deadlines
-from tailrace.edge.server.interfaces import Headers
+from tailrace.edge.server.interfaces import Headers, ResponseWriter
 from tailrace.edge.server.stream_reader import StreamReader
 from tailrace.edge.telemetry.request_metrics import RequestMetrics
 from tailrace.edge.unread import UnreadDefault
-from tailrace.ledger.frame import Credit, Detach, Frame, Open, Opened, Token, decode, encode, split
+from tailrace.ledger.frame import (
+    Credit,
+    Detach,
+    Frame,
+    Open,
+    Opened,
+    Token,
+    ToolCall,
+    decode,
+    encode,
+    split,
+)
 from tests.edge.scripted_origin import STREAM, ScriptedOrigin
 from tests.edge.server.manual_clock import ManualClock
 from tests.edge.server.serving import PATIENCE_S, Client, Served, serving
@@ -102,19 +116,26 @@ class NoOrigin:
 
     def credit(self, sink: object, corr: int, credit: Credit) -> None: ...
 
+    def forget(self, sink: object) -> None: ...
 
-async def test_frames_that_have_come_leave_when_there_is_room_whatever_the_link_brings() -> None:
-    batch, writer = FlushBatch(), Narrow()
-    reader = StreamReader(
+
+def stream_reader(batch: FlushBatch, writer: ResponseWriter, encoder: Encoder) -> StreamReader:
+    """Return a reader of a stream whose frames the test delivers."""
+    return StreamReader(
         cast(OriginPool, NoOrigin()),
         batch,
         Deadlines(ManualClock()),
         writer,
-        FrameEncoder(),
+        encoder,
         (),
         lambda: None,
         RequestMetrics(None, "h1", "POST", "/v1/generate", ()),
     )
+
+
+async def test_frames_that_have_come_leave_when_there_is_room_whatever_the_link_brings() -> None:
+    batch, writer = FlushBatch(), Narrow()
+    reader = stream_reader(batch, writer, FrameEncoder())
     reader.ask(Open(model="demo", prompt="Once"))
     frames = [encode(Token(" word", index), 0) for index in range(20)]
     for raw in (encode(Opened(STREAM, 0, "", "demo", 1), 0), *frames):
@@ -126,6 +147,19 @@ async def test_frames_that_have_come_leave_when_there_is_room_whatever_the_link_
         batch.flush()
     assert split(bytes(writer.body)) == frames
     reader._close()
+
+
+async def test_a_chat_that_begins_with_a_tool_call_begins_without_text() -> None:
+    batch, writer = FlushBatch(), Narrow()
+    reader = stream_reader(batch, writer, ChunkEncoder(ChatShape()))
+    reader.ask(Open(model="demo", prompt="Once"))
+    for frame in (Opened(STREAM, 0, "", "demo", 1), ToolCall(0, "c1", "add", "", 0)):
+        reader.deliver(encode(frame, 0))
+    batch.flush()
+    first, call = [json.loads(event[6:]) for event in bytes(writer.body).split(b"\n\n")[:-1]]
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": None}
+    assert call["choices"][0]["delta"]["tool_calls"][0]["id"] == "c1"
+    reader.disconnected()
 
 
 async def _whole(served: Served) -> list[bytes]:
