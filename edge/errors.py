@@ -160,7 +160,7 @@ _VERBS = ("is ", "are ", "has ", "names ", "requires ", "go with ")
 """Beginnings of messages that lack a subject: the name of the field is put before them."""
 
 
-def openai_fields(error: TailraceError, path: str = "") -> dict[str, str | None]:
+def openai_fields(error: TailraceError, path: str) -> dict[str, str | None]:
     """Return OpenAI's error object: the value of `error` in a response or a last event."""
     status = STATUSES.get(error.code, error.status)
     kind = "invalid_request_error"
@@ -177,7 +177,7 @@ def openai_fields(error: TailraceError, path: str = "") -> dict[str, str | None]
     }
 
 
-def openai_error(error: TailraceError, path: str = "") -> JSONResponse:
+def openai_error(error: TailraceError, path: str) -> JSONResponse:
     """Return the response to an error in OpenAI's shape, with the names of fields at `path`."""
     fields = openai_fields(error, path)
     retry_ms = error.draw_retry_ms()

@@ -262,7 +262,7 @@ class ChunkEncoder(Encoder):
 
     def _failed(self, error: TailraceError) -> bytes:
         self.error = error
-        return error_events(error) if self.alone else b""
+        return error_events(error, self.shape.path) if self.alone else b""
 
     # ---- events ----
 
@@ -321,9 +321,12 @@ def scores_of(
     return [told(each.chosen) | {"top_logprobs": [*map(told, each.top)]} for each in scores]
 
 
-def error_events(error: TailraceError) -> bytes:
-    """Return the last events of a stream that fails: the error and `[DONE]`."""
-    return data_event({"error": openai_fields(error)}) + DONE
+def error_events(error: TailraceError, path: str) -> bytes:
+    """Return the last events of a stream that fails: the error and `[DONE]`.
+
+    `path` is the path of the API, which decides the names of fields.
+    """
+    return data_event({"error": openai_fields(error, path)}) + DONE
 
 
 def usage(ends: Sequence[StreamEnd], prompts: int = 1) -> dict[str, int]:

@@ -242,7 +242,7 @@ class MergedStreams:
         """End the response with the error of one stream; stop reading the others."""
         self._detach()
         if self._begun:
-            self.parts.writer.write(error_events(error))
+            self.parts.writer.write(error_events(error, self.shape.path))
         else:
             self.parts.refuse(ChunkEncoder(self.shape).refusal(error))
         self._end()

@@ -344,7 +344,7 @@ class ResponseEvents(NumberedEncoder[MessageItem]):
 
         This event has the number of the last event, so that a client resumes after that event.
         """
-        said = openai_fields(error)
+        said = openai_fields(error, RESPONSES_PATH)
         fields = {name: said[name] for name in ("code", "message", "param")}
         return event({"type": "error", **fields}, max(self.last, self._after))
 

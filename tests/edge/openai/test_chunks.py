@@ -17,7 +17,7 @@ from tailrace.edge.openai.chunks import (
 )
 from tailrace.edge.openai.completions import CompletionShape
 from tailrace.edge.openai.merged import PROMPTS_AT_A_TIME
-from tailrace.ledger.errors import Overloaded
+from tailrace.ledger.errors import CallerError, Overloaded
 from tailrace.ledger.frame import (
     Classification,
     FinishReason,
@@ -208,6 +208,13 @@ def test_every_other_end_is_an_error_and_never_silence(frame: Frame, code: str, 
     assert done == "[DONE]"
     assert (error["error"]["code"], error["error"]["type"]) == (code, kind)
     assert error["error"].keys() == {"message", "type", "param", "code"}
+
+
+def test_an_error_within_a_stream_names_the_field_as_the_api_does() -> None:
+    refused = error_frame(CallerError("is not a JSON schema", field="format"))
+    error, _ = told(refused)
+    assert error["error"]["param"] == "response_format"
+    assert error["error"]["message"] == "'response_format' is not a JSON schema"
 
 
 def test_who_has_all_is_told_that_it_is_done() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tailrace.edge.openai.responses.events import ResponseEvents, StreamedResponse
 from tailrace.edge.openai.responses.request import ResponseNote
-from tailrace.ledger.errors import OriginUnreachable
+from tailrace.ledger.errors import CallerError, OriginUnreachable
 from tailrace.ledger.frame import (
     Classification,
     FinishReason,
@@ -190,6 +190,8 @@ def test_an_error_that_is_not_of_the_log_takes_no_number() -> None:
         "message": "the origin is gone",
         "param": None,
     }
+    refused = error_frame(CallerError("is not a schema", field="format"))
+    assert parsed(body_of(opened(), refused))[-1]["param"] == "text.format"
     # A client that has got no event yet keeps its position.
     assert parsed(body_of(opened(), error, after=7))[-1]["sequence_number"] == 7
 
