@@ -11,7 +11,10 @@ import secrets
 from collections.abc import Callable
 from functools import partial
 
-from tailrace.ledger.errors import NotFound, Unavailable
+import structlog
+from pydantic import ValidationError
+
+from tailrace.ledger.errors import Damaged, NotFound, Unavailable
 from tailrace.ledger.frame import Durability
 from tailrace.ledger.interface import Ledger, ObjectKey
 from tailrace.ledger.objects.deployment import DEPLOYMENT
@@ -40,6 +43,11 @@ from tailrace.origin.subscriptions.webhook import Webhooks
 HERE = frozenset((UPDATE,))
 """Operations that need data in this process's memory. If another origin runs the object, this
 origin takes the object over before such an operation."""
+
+LOAD_AGAIN_S = 5.0
+"""Seconds until deployments that could not be read at the start are read again."""
+
+log = structlog.get_logger("objects")
 
 
 class OriginObjects:
@@ -127,12 +135,43 @@ class OriginObjects:
         return deployed.kinds[name]
 
     async def load(self) -> None:
-        """Read all deployments from the ledger, and serve the classes that they name."""
+        """Read all deployments from the ledger, and serve the classes that they name.
+
+        A damaged deployment is logged and left out. If a deployment cannot be read now, the others
+        are served nevertheless.
+
+        Raises:
+            Unavailable: A deployment, or their list, cannot be read now.
+            Damaged: The list of deployments is damaged.
+        """
         store = self.runtime.ledger.objects
+        unread: Unavailable | None = None
         for script in await store.names(DEPLOYMENT):
-            found = await store.get(ObjectKey(DEPLOYMENT, script), (KEPT,))
-            if KEPT in found:
-                self._adopt(script, found[KEPT])
+            try:
+                found = await store.get(ObjectKey(DEPLOYMENT, script), (KEPT,))
+                if KEPT in found:
+                    self._adopt(script, found[KEPT])
+            except Unavailable as error:
+                unread = error
+            except (Damaged, ValidationError) as error:
+                log.error("deployment.damaged", script=script, error=str(error))
+        if unread is not None:
+            raise unread
+
+    async def _try_to_load(self) -> bool:
+        """Load the deployments; log why and return False if not all of them could be read."""
+        try:
+            await self.load()
+        except (Unavailable, Damaged) as error:
+            log.warning("deployments.unread", error=str(error), again_in_s=LOAD_AGAIN_S)
+            return False
+        return True
+
+    async def _load_later(self) -> None:
+        while True:
+            await asyncio.sleep(LOAD_AGAIN_S)
+            if await self._try_to_load():
+                return
 
     def _adopt(self, script: str, raw: bytes) -> None:
         """Serve the classes of a script's deployment from now on; `raw` is its stored state.
@@ -152,10 +191,11 @@ class OriginObjects:
         """Run the objects' tasks until cancelled.
 
         They ring alarms, evict idle objects, exchange the presence of chats with other origins, and
-        update subscriptions.
+        update subscriptions. Deployments that cannot be read now are loaded later.
         """
-        await self.load()
         async with asyncio.TaskGroup() as parts:
+            if not await self._try_to_load():
+                parts.create_task(self._load_later())
             parts.create_task(self.runtime.run())
             parts.create_task(self.chats.presence.run())
             if self._on:

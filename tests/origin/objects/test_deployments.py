@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
+from structlog.testing import capture_logs
 
-from tailrace.ledger.errors import CallerError, ConfigError, Conflict, NotFound, Unavailable
-from tailrace.ledger.interface import ObjectKey
-from tailrace.ledger.objects.deployment import Deployment
+from tailrace.ledger.errors import (
+    CallerError,
+    ConfigError,
+    Conflict,
+    Damaged,
+    LedgerAway,
+    NotFound,
+    TailraceError,
+    Unavailable,
+)
+from tailrace.ledger.interface import ObjectKey, ObjectWrite
+from tailrace.ledger.objects.deployment import DEPLOYMENT, Deployment
 from tailrace.ledger.objects.object import DurableObject, ObjectRequest
 from tailrace.ledger.sqlite.ledger import SqliteLedger
 from tailrace.origin.config import StreamsConfig
+from tailrace.origin.objects.deployments import KEPT
 from tailrace.origin.objects.object_host import OriginObjects
 from tailrace.origin.objects.operator_classes import load_classes
 from tests.origin.own_objects import MINUTE_MS, START_MS, Clerk, Counter
@@ -41,12 +54,19 @@ class House:
         self.clock = Clock()
         self._folder = folder
 
+    @property
+    def path(self) -> Path:
+        return self._folder / "ledger.db"
+
     @asynccontextmanager
-    async def open(self, *classes: type[DurableObject]) -> AsyncIterator[OriginObjects]:
-        ledger = await SqliteLedger.open(self._folder / "ledger.db", self.clock)
+    async def open(
+        self, *classes: type[DurableObject], loads: bool = True
+    ) -> AsyncIterator[OriginObjects]:
+        ledger = await SqliteLedger.open(self.path, self.clock)
         own = {each.__name__: each for each in classes}
         objects = OriginObjects(ledger, StreamsConfig(), self.clock, own=own)
-        await objects.load()
+        if loads:
+            await objects.load()
         try:
             yield objects
         finally:
@@ -203,3 +223,107 @@ def test_a_class_that_cannot_be_had_is_an_error(spec: str, said: str) -> None:
         load_classes((spec,))
     assert said in str(raised.value)
     assert load_classes(("tests.origin.own_objects:Clerk",)) == {"Clerk": Clerk}
+
+
+@asynccontextmanager
+async def running(objects: OriginObjects, called: str) -> AsyncIterator[None]:
+    """Run the objects; the block begins when the class `called` is deployed."""
+    task = asyncio.create_task(objects.run())
+    try:
+        while True:
+            if task.done():
+                task.result()
+            with suppress(Unavailable):
+                objects.kind_of(called)
+                break
+            await asyncio.sleep(0)
+        yield
+        assert not task.done()
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE object_value SET value = CAST('{}' AS BLOB) WHERE oid = 1",
+        "UPDATE object SET epoch = epoch + 1 WHERE name = 'relay'",
+    ],
+    ids=["value", "row"],
+)
+async def test_a_damaged_deployment_is_named_and_costs_no_other(
+    tmp_path: Path, damage: str
+) -> None:
+    house = House(tmp_path)
+    async with house.open(Counter) as objects:
+        await deploy(objects, NEW)
+        await deploy(objects, NEW, script="relay-staging")
+    connection = apsw.Connection(str(house.path))
+    connection.execute(damage)
+    assert connection.changes() == 1
+    connection.close()
+    with capture_logs() as said:
+        async with house.open(Counter, loads=False) as objects:
+            async with running(objects, "relay-staging/Counter"):
+                assert await count(objects, "relay-staging/Counter") == 1
+            with pytest.raises(Unavailable, match="relay is not deployed"):
+                objects.kind_of("relay/Counter")
+    [line] = [line for line in said if line["event"] == "deployment.damaged"]
+    assert line["script"] == "relay"
+    assert "does not match its checksum" in line["error"]
+
+
+async def test_a_deployment_that_cannot_be_decoded_is_named_and_costs_no_other(
+    tmp_path: Path,
+) -> None:
+    house, key = House(tmp_path), ObjectKey(DEPLOYMENT, "relay")
+    async with house.open(Counter) as objects:
+        await deploy(objects, NEW, script="relay-staging")
+        store = objects.runtime.ledger.objects
+        epoch = (await store.claim(key)).epoch
+        await store.write(ObjectWrite(key, epoch, puts={KEPT: b"{"}))
+    with capture_logs() as said:
+        async with (
+            house.open(Counter, loads=False) as objects,
+            running(objects, "relay-staging/Counter"),
+        ):
+            assert await count(objects, "relay-staging/Counter") == 1
+    assert [line["script"] for line in said if line["event"] == "deployment.damaged"] == ["relay"]
+
+
+def fail_once(
+    objects: OriginObjects, read: str, error: TailraceError, patch: pytest.MonkeyPatch
+) -> None:
+    """Let the next call of the store's method `read` fail."""
+    store = objects.runtime.ledger.objects
+    real = getattr(store, read)
+
+    async def fail(*_args: object, **_named: object) -> object:
+        patch.setattr(store, read, real)
+        raise error
+
+    patch.setattr(store, read, fail)
+
+
+@pytest.mark.parametrize(
+    ("read", "error"),
+    [
+        ("get", LedgerAway("the disk is away")),
+        ("names", LedgerAway("the disk is away")),
+        ("names", Damaged("a page is malformed")),
+    ],
+)
+async def test_deployments_that_cannot_be_read_at_the_start_are_read_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: str, error: TailraceError
+) -> None:
+    monkeypatch.setattr("tailrace.origin.objects.object_host.LOAD_AGAIN_S", 0)
+    house = House(tmp_path)
+    async with house.open(Counter) as objects:
+        await deploy(objects, NEW)
+    with capture_logs() as said:
+        async with house.open(Counter, loads=False) as objects:
+            fail_once(objects, read, error, monkeypatch)
+            async with running(objects, "relay/Counter"):
+                assert await count(objects, "relay/Counter") == 1
+    assert [line["event"] for line in said].count("deployments.unread") == 1
