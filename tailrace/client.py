@@ -558,7 +558,7 @@ class Stream:
 
 
 CONNECT_TIMEOUT_S = 5.0
-SILENCE_TIMEOUT_S = 15.0
+SILENCE_TIMEOUT_S = 10.0
 """A connection counts as lost if no byte arrives for this many seconds: an edge sends a keepalive
 every 4 to 6 s."""
 PATIENCE_S = 60.0

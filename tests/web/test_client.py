@@ -53,8 +53,8 @@ def test_a_lost_sign_of_life_is_noticed_within_ten_seconds() -> None:
     client_s = _number(PACKAGE / "connection.js", "SILENCE_MS") / 1000
     worker_s = _number(ROOT / "wrangler-compat/src/stream_object.ts", "SILENCE_MS") / 1000
     latest_s = max(KEEPALIVE_INTERVAL_S, worker_s, HEARTBEAT_EVERY_S, SILENCE_S)
-    assert latest_s < client_s - 3 < SILENCE_TIMEOUT_S
-    assert client_s <= 10
+    assert latest_s < min(client_s, SILENCE_TIMEOUT_S) - 3
+    assert max(client_s, SILENCE_TIMEOUT_S) <= 10
 
 
 def _number(file: Path, name: str) -> int:
