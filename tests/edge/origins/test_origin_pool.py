@@ -13,9 +13,13 @@ from tailrace.edge.origins.origin_pool import MAX_HELD_BYTES, OriginPool
 from tailrace.edge.origins.reader import CORR, WINDOW_BYTES, WINDOW_FRAMES, Reader, credited
 from tailrace.ledger.errors import NotFound, Overloaded, TailraceError
 from tailrace.ledger.flow.backoff import Backoff
+from tailrace.ledger.flow.idle_timer import LONGEST_LOOK_S
 from tailrace.ledger.frame import (
+    SCHEMA_HASH,
     Call,
     Credit,
+    Heartbeat,
+    Hello,
     ModelTier,
     Open,
     Opened,
@@ -24,7 +28,9 @@ from tailrace.ledger.frame import (
     Token,
     decode,
     encode,
+    split,
 )
+from tests.edge.origins.test_relay import Client
 from tests.edge.scripted_origin import STREAM, TOKEN, ScriptedOrigin, linked, until
 
 pytestmark = pytest.mark.anyio
@@ -261,6 +267,51 @@ async def test_a_silent_origin_is_left_after_the_time_that_it_has_told() -> None
         reason, *_ = [line["reason"] for line in logged if line["event"] == "origin link down"]
         assert reason == "the origin was silent for 1.5 s"
         assert link.address == f"127.0.0.1:{second.port}"
+
+
+class Memory(asyncio.Transport):
+    """A transport that keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += bytes(data)
+
+    def is_closing(self) -> bool:
+        return False
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def abort(self) -> None:
+        pass
+
+
+async def test_an_origin_that_sends_only_tokens_for_longer_than_its_timeout_is_kept() -> None:
+    link = OriginPool(("127.0.0.1", 9))
+    [origin] = link.origins
+    connection, transport, client = Connection(origin), Memory(), Client()
+    connection.connection_made(transport)
+    patience = Heartbeat(1, ready=True, patience_ms=PATIENCE_MS)
+    connection.data_received(encode(Hello(SCHEMA_HASH, "test")) + encode(patience))
+    link.ask(client, 7, OPEN)
+    [corr] = [c for c, f in map(decode, split(transport.written)) if isinstance(f, Open)]
+    connection.data_received(encode(Opened(STREAM, 0, TOKEN, "demo", 3), corr))
+    # The origin's link is looked at on a clock that the test moves, as often as that counts.
+    looks = round(PATIENCE_MS / 1000 / LONGEST_LOOK_S) + 1
+    at = asyncio.get_running_loop().time()
+    for index in range(4 * looks):
+        connection.data_received(encode(Token("x", index), corr))
+        at += LONGEST_LOOK_S
+        origin.look(at)
+    assert not connection.lost.done()
+    assert client.frames[1:] == [(7, Token("x", index)) for index in range(4 * looks)]
+    for _ in range(looks):
+        at += LONGEST_LOOK_S
+        origin.look(at)
+    assert str(connection.lost.result()) == "the origin was silent for 1.5 s"
 
 
 async def test_the_first_origin_that_answers_is_used() -> None:
