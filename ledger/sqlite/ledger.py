@@ -16,6 +16,8 @@ from pathlib import Path
 from socket import gethostname
 from typing import Any
 
+import structlog
+
 from tailrace.ledger.branch import BranchPoint, Part, check_point, inherited
 from tailrace.ledger.errors import (
     Damaged,
@@ -55,6 +57,8 @@ from tailrace.ledger.usage import UsageQuery, UsageSums
 
 _POWER = Durability.POWER  # reading a global is faster than reading a member of an enum
 _PROCESS = Durability.PROCESS
+
+log = structlog.get_logger("ledger")
 
 
 class SqliteLedger:
@@ -254,7 +258,12 @@ class SqliteLedger:
         self, refused: list[Refusal], absent: dict[bytes, TailraceError]
     ) -> list[Refusal]:
         """Retry refused appends, after an attempt to make space; return those refused again."""
-        await self._retention.find_room(StreamKind.GENERATION)
+        try:
+            await self._retention.find_room(StreamKind.GENERATION)
+        except (Damaged, LedgerAway) as error:
+            # The producer may try again. Raised here, the error would end the streams of others.
+            log.warning("ledger.room_not_found", error=str(error))
+            return refused
         step, still = Appends.of([refusal.append for refusal in refused]), list[Refusal]()
         tails = list(map(self._residents.tails.get, step.streams))
         if self._accept(step, tails, absent, still):

@@ -13,7 +13,7 @@ import apsw
 import pytest
 from structlog.testing import capture_logs
 
-from tailrace.ledger.errors import ConfigError, Damaged, LedgerAway
+from tailrace.ledger.errors import ConfigError, Damaged, LedgerAway, LedgerFull
 from tailrace.ledger.flow.credit_window import Window
 from tailrace.ledger.frame import (
     Durability,
@@ -26,9 +26,12 @@ from tailrace.ledger.frame import (
     with_corr,
 )
 from tailrace.ledger.inspection.commands import reading, verify
-from tailrace.ledger.interface import Append, NewStream, ObjectKey, ObjectWrite, Record
+from tailrace.ledger.interface import Append, NewStream, ObjectKey, ObjectWrite, Record, Refusal
+from tailrace.ledger.sqlite.capacity import MIB
 from tailrace.ledger.sqlite.disk.checksum import crc_of
+from tailrace.ledger.sqlite.disk.file import SqliteFile
 from tailrace.ledger.sqlite.ledger import SqliteLedger
+from tailrace.ledger.sqlite.retention import RetentionSettings
 from tailrace.origin.edges.feed import Feed
 from tailrace.origin.generations.takeover import find
 from tests.ledger.backends import Clock, opened_file
@@ -488,6 +491,38 @@ async def test_a_read_that_fails_costs_its_caller_a_retry_and_nobody_else(
     assert await ledger.unfinished() == list(STREAMS)
     assert await ledger.read(ROTTEN, 0, 9) == [record(ROTTEN, 0)]
     assert await ledger.read(RUNNING, 0, 9) == [record(RUNNING, 0), record(RUNNING, 1)]
+    await ledger.close()
+    vfs.unregister()
+
+
+@pytest.mark.parametrize("error", [apsw.SQLITE_IOERR_READ, apsw.SQLITE_CORRUPT])
+async def test_a_step_that_a_full_ledger_refuses_is_not_failed_by_a_read(
+    tmp_path: Path, error: int
+) -> None:
+    """Looking for space reads the file, which may fail."""
+    disk = Disk(Random(0))
+    vfs = FaultyVfs("faulty", disk)
+    full = RetentionSettings(pause_s=0, max_ledger_bytes=2 * MIB, object_share=0)
+    file = await SqliteFile.open(tmp_path / "ledger.db", "faulty", disk.wal_sync)
+    ledger = await SqliteLedger.recover(file, Clock(), retention=full)
+    for stream in (RUNNING, WHOLE):
+        await ledger.create(NewStream(stream, "{}", Durability.PROCESS, TTL_S))
+    refused: list[Refusal] = []
+    index = 0
+    while not refused:
+        refused = await ledger.append([Append(RUNNING, 1, index, record(RUNNING, index))])
+        index += not refused
+    end = Record(encode(StreamEnd(0, FinishReason.STOP, 0, 0)), ())
+    assert await ledger.append([Append(WHOLE, 1, 0, end)]) == []  # outdates what is in memory
+    disk.misread = error
+    with capture_logs() as said:
+        [refusal] = await ledger.append([Append(RUNNING, 1, index, record(RUNNING, index))])
+    assert isinstance(refusal.error, LedgerFull)
+    assert refusal.error.retryable
+    assert [line["event"] for line in said] == ["ledger.room_not_found"]
+    disk.misread = None
+    last = Record(encode(StreamEnd(index, FinishReason.STOP, index, 0)), ())
+    assert await ledger.append([Append(RUNNING, 1, index, last)]) == []
     await ledger.close()
     vfs.unregister()
 
