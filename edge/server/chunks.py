@@ -7,8 +7,11 @@ A server in front of this one may read such a body differently, so it is refused
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from tailrace.edge.errors import refusal
+from tailrace.edge.server.flood import EMPTY_POINTS, SMALL_PIECE_BYTES
+from tailrace.ledger.errors import CallerError
 
 MAX_CHUNK_LINE_BYTES = 4096
 """Maximum length of the line with a chunk's size and extensions, in bytes."""
@@ -20,10 +23,15 @@ _TRAILER = re.compile(rb"[\t\x20-\x7e\x80-\xff]*\r\n")
 
 
 class ChunkedBody:
-    """Decoder of one body; `ended` is set once its last line has been read."""
+    """Decoder of one body; `ended` is set once its last line has been read.
 
-    def __init__(self) -> None:
+    `spend` charges points of the client's flood budget; it returns False if there are none left.
+    """
+
+    def __init__(self, spend: Callable[[float], bool]) -> None:
         self.ended = False
+        self._spend = spend
+        self._was_small = False  # the chunk before the next one was small
         self._data_bytes = 0  # bytes of the current chunk that have not arrived
         self._line = b""  # the part of a line that has arrived
         self._in_trailers = False
@@ -33,7 +41,7 @@ class ChunkedBody:
     def feed(self, data: bytes) -> tuple[int, bytes]:
         """Decode input; return how many of its bytes belong to the body, and the decoded data.
 
-        Raises CallerError if the chunked coding is not valid.
+        Raises CallerError if the chunked coding is not valid, or too many chunks are small.
         """
         at, pieces = 0, list[bytes]()
         while at < len(data) and not self.ended:
@@ -74,3 +82,15 @@ class ChunkedBody:
                 raise refusal(400)
             self._data_bytes = int(found[1], 16)
             self._in_trailers = not self._data_bytes
+            # The last chunk may be small, because any body may end with less than a whole piece.
+            if self._was_small and self._data_bytes and not self._spend(EMPTY_POINTS):
+                raise _too_many_small()
+            self._was_small = self._data_bytes < SMALL_PIECE_BYTES
+
+
+def _too_many_small() -> CallerError:
+    return CallerError(
+        "too many small chunks in the body",
+        code="bad_request",
+        hint=f"send chunks of at least {SMALL_PIECE_BYTES} bytes",
+    )

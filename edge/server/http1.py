@@ -252,7 +252,7 @@ class Http1:
             dispatcher,
             writer,
             length,
-            ChunkedBody() if is_chunked else None,
+            ChunkedBody(self._flood.spend) if is_chunked else None,
             expects=connection.they_are_waiting_for_100_continue,
             # With both Transfer-Encoding and Content-Length, another server may see a different end
             # of the body, and take a part of it for a request (RFC 9112, 6.3). So no further

@@ -33,6 +33,8 @@ POST = b"POST %b HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n%b"
 NO_BODY = POST % (b"/v1/generate", b"Content-Length: 0\r\n\r\n")
 CHAT = POST % (b"/v1/chat/completions", b'Content-Length: 15\r\n\r\n{"stream":true}')
 EMPTY_LINES = b"\r\n"
+CHUNKED = POST % (b"/v1/generate", b"Transfer-Encoding: chunked\r\n\r\n")
+CHUNK = b"1\r\n \r\n"
 
 
 # ---- WebSocket ----
@@ -101,6 +103,8 @@ HELLO = WS_HANDSHAKE + message(encode(Hello(SCHEMA_HASH, "flood")))
 
 def flood(name: str) -> tuple[bytes, Iterator[bytes]]:
     """Return the first bytes of a connection, and those that it sends from then on."""
+    if name == "h1_chunks":
+        return CHUNKED, repeated(CHUNK)
     if name.startswith("h1_"):
         pieces = {"h1_generate": NO_BODY, "h1_chat": CHAT, "h1_empty_lines": EMPTY_LINES}
         return b"", repeated(pieces[name])
@@ -129,7 +133,7 @@ def flood(name: str) -> tuple[bytes, Iterator[bytes]]:
 
 
 NAMES = (
-    *("h1_generate", "h1_chat", "h1_empty_lines"),
+    *("h1_generate", "h1_chat", "h1_empty_lines", "h1_chunks"),
     *("ws_ping", "ws_pong", "ws_empty_message", "ws_empty_fragment", "ws_credit", "ws_detach"),
     *("h2_refused", "h2_connect", "h2_path", "h2_resize", "h2_trailers", "h2_data", "h2_padded"),
 )

@@ -15,8 +15,15 @@ from wsproto.connection import Connection as WebSocketConnection
 from wsproto.connection import ConnectionType
 from wsproto.events import BytesMessage, CloseConnection, Ping, Pong
 
+from tailrace.edge.server.chunks import ChunkedBody
 from tailrace.edge.server.connection import Connection
-from tailrace.edge.server.flood import DECAY_PER_S, MAX_POINTS, REFUSED_POINTS, FloodBudget
+from tailrace.edge.server.flood import (
+    DECAY_PER_S,
+    MAX_POINTS,
+    REFUSED_POINTS,
+    SMALL_PIECE_BYTES,
+    FloodBudget,
+)
 from tailrace.edge.server.input import MAX_HELD_BYTES, SLICE_BYTES, TURN_S, InputTurns
 from tailrace.edge.server.interfaces import UNSENT_BYTES
 from tailrace.edge.session import CloseCode
@@ -198,6 +205,35 @@ async def test_a_few_requests_sent_together_are_all_answered(served: Served) -> 
         for n in range(101):
             status = (await client.answer()).status
             assert status == (200 if 50 <= n < 100 else 400)
+
+
+BODY = b'{"model": "demo", "prompt": "Once"}'
+
+
+async def test_any_number_of_chunks_of_normal_size_may_be_sent(served: Served) -> None:
+    count = 2 * int(MAX_POINTS)
+    chunk = b"%x\r\n%b\r\n" % (SMALL_PIECE_BYTES, b" " * SMALL_PIECE_BYTES)
+    last = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
+    async with Client.connected(served) as client:
+        await client.send(floods.CHUNKED + chunk * count + last)
+        assert (await client.answer()).status == 200
+
+
+@pytest.mark.parametrize(
+    ("sizes", "points"),
+    [([1], 0), ([64], 0), ([64, 64, 64], 0), ([64, 1], 0), ([1, 1, 1], 2), ([1, 64, 63, 64], 2)],
+)
+@pytest.mark.parametrize("piece_bytes", [1, 1000])
+def test_each_small_chunk_but_the_last_costs_a_point(
+    sizes: list[int], points: float, piece_bytes: int
+) -> None:
+    budget = FloodBudget(lambda: 0.0)
+    chunks = ChunkedBody(budget.spend)
+    body = b"".join(b"%x\r\n%b\r\n" % (size, b"x" * size) for size in sizes) + b"0\r\n\r\n"
+    for begin in range(0, len(body), piece_bytes):
+        chunks.feed(body[begin : begin + piece_bytes])
+    assert chunks.ended
+    assert budget.points == points
 
 
 async def test_pings_and_credit_of_an_honest_client_are_answered(served: Served) -> None:
