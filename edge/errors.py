@@ -230,15 +230,16 @@ def messages_error(error: TailraceError, request: str) -> JSONResponse:
 log = structlog.get_logger("tailrace.edge")
 
 
-def error_response(error: TailraceError, path: str = "") -> Response:
+def error_response(error: TailraceError, path: str = "", request: str | None = None) -> Response:
     """Return the response to an error, in the shape of the API at `path`.
 
-    The response has the headers that RFC 9110 demands (15.5.2, 10.2.3).
+    The response has the headers that RFC 9110 demands (15.5.2, 10.2.3). `request` is the id of the
+    request; by default it is the id of the request that the running task answers.
     """
     if is_openai_path(path):
         return openai_error(error, path)
     if _MESSAGES_PATH.match(path):
-        request = request_id()
+        request = request or request_id()
         answer = messages_error(error, request)
         answer.headers["Request-Id"] = request
         return answer
@@ -282,9 +283,15 @@ def refusal(status: int) -> TailraceError:
 async def tailrace_error(request: Request, error: Exception) -> Response:
     """Return the response to a `TailraceError`, in the shape of the API that the client uses."""
     assert isinstance(error, TailraceError)
-    # Clients that accept frames read errors in Tailrace's own shape, on every route.
-    accepts_frames = FRAMES_TYPE in request.headers.get("Accept", "")
-    return noted_response(error, "" if accepts_frames else request.url.path)
+    return noted_response(error, shape_path(request.url.path, request.headers.get("Accept")))
+
+
+def shape_path(path: str, accept: str | None) -> str:
+    """Return the path whose API decides the shape of an error.
+
+    Clients that accept frames read errors in Tailrace's own shape, on every route.
+    """
+    return "" if FRAMES_TYPE in (accept or "") else path
 
 
 def noted_response(error: TailraceError, path: str) -> Response:

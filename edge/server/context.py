@@ -117,15 +117,18 @@ class ServerContext:
         method: str,
         error: TailraceError,
         headers: Headers = (),
+        path: str = "",
     ) -> None:
         """Answer a request with an error instead of the application's response.
 
-        `headers` are the request's, as far as they are known.
+        `headers` are the request's, as far as they are known. The API at `path` decides the shape
+        of the error; the default is Tailrace's own shape.
         """
+        name, request_id = id_field(headers)
+        answer = error_response(error, path, request_id.decode("ascii"))
         if self.counts is not None:
-            self.counts.refused(protocol, error.code, error.status)
-        answer = error_response(error)
-        writer.start(error.status, [*answer.raw_headers, id_field(headers)])
+            self.counts.refused(protocol, error.code, answer.status_code)
+        writer.start(answer.status_code, [*answer.raw_headers, (name, request_id)])
         if method != "HEAD":
             writer.write(bytes(answer.body))
         writer.end()

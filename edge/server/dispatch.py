@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from tailrace.edge.errors import too_slow
+from tailrace.edge.errors import shape_path, too_slow
 from tailrace.edge.server.context import RunningRequest, ServerContext
 from tailrace.edge.server.deadlines import Deadline, nothing
 from tailrace.edge.server.interfaces import Request, ResponseWriter
@@ -74,7 +74,8 @@ class RequestDispatcher:
         else:
             request = self.request
             protocol = PROTOCOLS[request.http_version]
-            self.context.refuse(self.writer, protocol, request.method, error, request.headers)
+            path = shape_path(request.path.decode("latin-1"), request.text(b"accept"))
+            self.context.refuse(self.writer, protocol, request.method, error, request.headers, path)
 
     def forget(self) -> None:
         """Drop the deadline and the application's request, so that no reference cycle is left."""

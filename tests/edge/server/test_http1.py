@@ -1,6 +1,7 @@
 """HTTP/1.1 on connections of ours: limits, deadlines, and whose each byte is."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
@@ -8,9 +9,10 @@ import pytest
 
 from tailrace.edge.server.connection import Connection
 from tailrace.edge.server.http1 import MAX_EMPTY_LINES
+from tailrace.ledger.frame import FRAMES_TYPE
 from tests.edge.scripted_origin import STREAM, ScriptedOrigin
 from tests.edge.server.detached import detached
-from tests.edge.server.serving import Client, Served, serving
+from tests.edge.server.serving import Answer, Client, Served, serving
 
 pytestmark = pytest.mark.anyio
 
@@ -194,6 +196,31 @@ async def test_a_request_that_does_not_come_is_answered_408(hurried: Served, sen
         answer = await client.answer()
         assert (answer.status, answer.error) == (408, "request_timeout")
         assert await client.rest() == b""
+
+
+async def test_a_body_that_does_not_come_is_refused_in_the_shape_of_the_api(
+    hurried: Served,
+) -> None:
+    async def refused(path: str, accept: str = "*/*") -> Answer:
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAccept: {accept}\r\n"
+        async with Client.connected(hurried) as client:
+            await client.send(f"{head}X-Request-Id: mine-7\r\nContent-Length: 9\r\n\r\n".encode())
+            return await client.answer("POST")
+
+    chat, page, message, frames = await asyncio.gather(
+        refused("/v1/chat/completions"),
+        refused("/api/chat"),
+        refused("/v1/messages"),
+        refused("/v1/chat/completions", FRAMES_TYPE),
+    )
+    assert {each.status for each in (chat, page, message, frames)} == {408}
+    assert json.loads(chat.body)["error"].keys() == {"message", "type", "param", "code"}
+    assert chat.headers["x-should-retry"] == "true"
+    assert page.headers["content-type"].startswith("text/plain")
+    assert page.body == b"the request's body took too long"
+    assert json.loads(message.body)["type"] == "error"
+    assert json.loads(message.body)["request_id"] == "mine-7" == message.headers["request-id"]
+    assert json.loads(frames.body)["error"]["retryable"] is True
 
 
 async def test_200_connections_that_dawdle_are_gone_after_their_time(hurried: Served) -> None:
