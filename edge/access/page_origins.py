@@ -17,6 +17,11 @@ from tailrace.ledger.errors import Forbidden
 ANY_ORIGIN = "*"
 """Value in the setting `edge.allowed_origins` that allows the pages of every origin."""
 DEFAULT_PORTS = (":80", ":443")
+PROXY_HINT = (
+    "behind a proxy, let the proxy pass the Host header on, or send X-Forwarded-Host and be named"
+    " in edge.trusted_proxies"
+)
+"""Hint about the edge's own pages, which look foreign if a proxy replaces the Host header."""
 
 
 class OriginRule:
@@ -45,7 +50,7 @@ class OriginRule:
             "pages of this origin may not use this edge",
             code="foreign_origin",
             field="Origin",
-            hint="the edge's operator can name it in edge.allowed_origins",
+            hint=f"the edge's operator can name it in edge.allowed_origins; {PROXY_HINT}",
         )
 
 

@@ -11,7 +11,7 @@ import structlog
 from tailrace.edge.access.authenticator import Authenticator, OverLimit
 from tailrace.edge.access.head import Head, Proxies
 from tailrace.edge.access.hosts import HostRule
-from tailrace.edge.access.page_origins import OriginRule, access_headers
+from tailrace.edge.access.page_origins import PROXY_HINT, OriginRule, access_headers
 from tailrace.ledger.errors import TailraceError
 from tailrace.ledger.frame import Caller, Priority
 
@@ -41,7 +41,10 @@ class RefusalLog:
         if len(self._logged) < MAX_LOGGED_REFUSALS:
             self._logged.add((error.code, name))
             if error.code == "foreign_origin":
-                hint = f"to let its pages use this edge add {name!r} to edge.allowed_origins"
+                hint = (
+                    f"to let its pages use this edge add {name!r} to edge.allowed_origins;"
+                    f" {PROXY_HINT}"
+                )
                 log.warning("page origin refused", origin=name, hint=hint)
             else:
                 log.warning("host refused", host=name, hint=error.hint)

@@ -5,7 +5,7 @@ from structlog.testing import capture_logs
 
 from tailrace.edge.access.head import Head
 from tailrace.edge.access.hosts import HostRule, is_loopback
-from tailrace.edge.access.page_origins import OriginRule
+from tailrace.edge.access.page_origins import PROXY_HINT, OriginRule
 from tailrace.edge.access.rules import MAX_LOGGED_REFUSALS
 from tailrace.edge.config import EdgeConfig, access_rules
 from tailrace.ledger.errors import CallerError, Forbidden
@@ -55,6 +55,8 @@ def test_any_other_page_may_not(host: str, origin: str) -> None:
     with pytest.raises(Forbidden, match="allowed_origins") as refused:
         OriginRule(["https://app.example"]).check(asked(host, origin))
     assert (refused.value.status, refused.value.code) == (403, "foreign_origin")
+    assert "pass the Host header on" in (refused.value.hint or "")
+    assert "edge.trusted_proxies" in (refused.value.hint or "")
 
 
 def test_all_pages_may_where_any_is_allowed() -> None:
@@ -104,7 +106,8 @@ def test_a_refused_page_and_host_are_logged_once_each_with_what_to_set() -> None
             assert rules.admit(asked("edge.example")).refusal is not None
     page, host = logged
     assert (page["event"], page["origin"]) == ("page origin refused", "http://localhost:3000")
-    assert page["hint"].endswith("add 'http://localhost:3000' to edge.allowed_origins")
+    assert "add 'http://localhost:3000' to edge.allowed_origins" in page["hint"]
+    assert page["hint"].endswith(PROXY_HINT)
     assert (host["event"], host["host"]) == ("host refused", "edge.example")
     assert 'edge.hosts = ["edge.example"]' in host["hint"]
 
