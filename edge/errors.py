@@ -122,9 +122,18 @@ def go_duration(seconds: float) -> str:
     return f"{minutes}m{rest}s" if minutes else f"{rest}s"
 
 
+INERT_POLICY = "sandbox; default-src 'none'"
+"""The Content-Security-Policy of streams' content and of errors. If a browser shows one as a page,
+this page runs no script, has no origin and loads nothing."""
+
+
 def error_headers(error: TailraceError, retry_ms: int | None) -> dict[str, str]:
     """Return the headers that an error response has in every API (RFC 9110, 10.2.3)."""
-    headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+    headers = {
+        "Cache-Control": "no-store",
+        "X-Content-Type-Options": "nosniff",
+        "Content-Security-Policy": INERT_POLICY,
+    }
     if retry_ms is not None:
         headers["Retry-After"] = str(math.ceil(retry_ms / 1000))
         if (quota := SPENT_QUOTAS.get(error.code)) is not None:

@@ -21,6 +21,7 @@ from starlette.types import Scope
 
 from tailrace.edge.access.middleware import caller_of
 from tailrace.edge.deployment_sync import DeploymentSync
+from tailrace.edge.errors import INERT_POLICY
 from tailrace.edge.generate.encoders import LIVE_HEADERS, NO_TRANSFORM, UNBUFFERED
 from tailrace.edge.generate.params import View, read_body
 from tailrace.edge.origins.reader import Reader
@@ -66,9 +67,6 @@ async def call(request: Request) -> Response:
     return answer
 
 
-INERT_POLICY = "sandbox; default-src 'none'"
-"""The Content-Security-Policy of streams. If a browser shows a stream's content as a page, this
-page runs no script, has no origin and loads nothing."""
 SHOWN_TYPES = frozenset(
     (
         *("text/plain", "text/csv", "text/markdown", "text/event-stream"),

@@ -140,6 +140,15 @@ async def test_the_content_of_a_get_means_nothing(
     assert calls(origin)[0].body == b""
 
 
+async def test_the_content_of_a_stream_never_acts_as_a_page(
+    origin: ScriptedOrigin, client: httpx.AsyncClient
+) -> None:
+    answers(origin, Answer(200, (Header("content-type", "text/plain"),)), Body(b"x"), BodyEnd())
+    got = await client.get(PATH)
+    assert got.headers["Content-Security-Policy"] == "sandbox; default-src 'none'"
+    assert "Content-Disposition" not in got.headers
+
+
 @pytest.mark.parametrize("error", [NotFound("gone"), Conflict("closed", field="stream")])
 async def test_an_error_of_the_origin_is_the_usual_document(
     origin: ScriptedOrigin, client: httpx.AsyncClient, error: TailraceError
@@ -149,7 +158,11 @@ async def test_an_error_of_the_origin_is_the_usual_document(
     assert got.status_code == error.status
     assert error_of(got)["message"] == error.message
     assert got.headers["X-Content-Type-Options"] == "nosniff"
+    assert got.headers["Content-Security-Policy"] == "sandbox; default-src 'none'"
     assert got.headers["Cross-Origin-Resource-Policy"] == "same-origin"
+    refused = await client.patch(PATH)
+    assert refused.status_code == 405
+    assert refused.headers["Content-Security-Policy"] == "sandbox; default-src 'none'"
 
 
 # ---- names ----
