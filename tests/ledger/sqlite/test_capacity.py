@@ -28,7 +28,8 @@ from tailrace.ledger.sqlite.disk import wal as sqlite_wal
 from tailrace.ledger.sqlite.disk.file import SqliteFile
 from tailrace.ledger.sqlite.disk.maintenance import SqliteMaintenance
 from tailrace.ledger.sqlite.disk.preallocation import reserve
-from tailrace.ledger.sqlite.disk.wal import WAL_BYTES
+from tailrace.ledger.sqlite.disk.wal import STAT_BLOCK_BYTES, WAL_BYTES, WAL_PAGE_BYTES
+from tailrace.ledger.sqlite.disk.wal_mark import WAL_HEADER_BYTES
 from tailrace.ledger.sqlite.ledger import SqliteLedger
 from tailrace.ledger.sqlite.retention import RetentionSettings
 from tailrace.ledger.sqlite.storage import Sizes
@@ -133,7 +134,7 @@ async def test_a_disk_that_something_else_fills_costs_no_ended_stream(tmp_path: 
         for index in range(3):  # new streams are refused, and end no other stream
             with pytest.raises(LedgerFull, match="bytes left") as error:
                 await ledger.create(new)
-            assert str(tmp_path) in str(error.value.hint)
+            assert error.value.hint == f"free space on the disk of {tmp_path / 'ledger.db'}"
             assert await ledger.append([Append(running, 1, index, long(index))]) == []
         assert "bytes left" in str(ledger.shortage())
         assert await living(ledger, range(40)) == 40
@@ -226,15 +227,21 @@ async def test_free_pages_of_the_file_are_room_on_a_full_disk(tmp_path: Path) ->
         await store(ledger, 2, sentence(20))
 
 
+def require_reserving(folder: Path) -> None:
+    """Skip the test if the file system cannot reserve space for a file."""
+    probe = folder / "probe"
+    probe.touch()
+    try:
+        reserve(probe, WAL_BYTES)
+    except OSError as error:
+        pytest.skip(f"no room can be kept here: {error}")
+
+
 async def test_the_wal_has_room_kept_for_it_but_not_most_of_a_small_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    probe, wal = tmp_path / "probe", tmp_path / "ledger.db-wal"
-    probe.touch()
-    try:
-        reserve(probe, sqlite_wal.WAL_BYTES)
-    except OSError as error:
-        pytest.skip(f"no room can be kept here: {error}")
+    require_reserving(tmp_path)
+    wal = tmp_path / "ledger.db-wal"
     async with opened(tmp_path) as (_, disk):
         assert wal.stat().st_blocks * 512 >= sqlite_wal.WAL_BYTES
         assert disk.sizes().wal_bytes < MIB
@@ -242,6 +249,33 @@ async def test_the_wal_has_room_kept_for_it_but_not_most_of_a_small_disk(
     async with opened(tmp_path) as (ledger, disk):
         await ledger.create(NewStream(stream_id(1), "{}", Durability.POWER, TTL_S))
         assert wal.stat().st_blocks * 512 < MIB
+
+
+async def test_the_wal_has_less_room_after_each_commit_and_all_of_it_after_a_checkpoint(
+    tmp_path: Path,
+) -> None:
+    require_reserving(tmp_path)
+    wal = tmp_path / "ledger.db-wal"
+    file = await SqliteFile.open(tmp_path / "ledger.db")
+    ledger = await SqliteLedger.recover(file, Clock())
+    maintenance = file.maintenance
+    await ledger.create(NewStream(stream_id(1), "{}", Durability.POWER, TTL_S))
+    reserved = wal.stat().st_blocks * STAT_BLOCK_BYTES
+    assert reserved >= WAL_BYTES
+    for index in range(5):
+        room, written = maintenance.sizes().wal_room_bytes, maintenance.written_bytes
+        assert await ledger.append([Append(stream_id(1), 1, index, long(index))]) == []
+        assert maintenance.written_bytes > written
+        added = maintenance.written_bytes - written
+        assert maintenance.sizes().wal_room_bytes == room - added
+    assert maintenance.sizes().wal_room_bytes < reserved - 5 * WAL_PAGE_BYTES
+    await maintenance.checkpoint(cut=False)
+    assert maintenance.sizes().wal_room_bytes == reserved - WAL_HEADER_BYTES
+    written = maintenance.written_bytes
+    assert await ledger.append([Append(stream_id(1), 1, 5, end(5))]) == []  # begins the WAL anew
+    added = maintenance.written_bytes - written
+    assert maintenance.sizes().wal_room_bytes == reserved - WAL_HEADER_BYTES - added
+    await ledger.close()
 
 
 # ---- what the ledger itself holds ----
