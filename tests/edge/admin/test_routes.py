@@ -14,6 +14,7 @@ import pytest
 
 from tailrace.edge.access.authenticator import Authenticator
 from tailrace.edge.access.keys import ApiKey, KeyRing, digest_of, make_key
+from tailrace.edge.admin.routes import WARM_ORDERS
 from tailrace.edge.application import create_app
 from tailrace.edge.config import EdgeConfig, access_rules
 from tailrace.ledger.errors import NotFound
@@ -124,21 +125,24 @@ async def test_a_change_goes_to_every_origin_or_to_the_one_that_is_named(house: 
     assert asked(house.origins[0])[-1] == ("GET", "warm/explain?model=a")
 
 
-async def test_an_order_that_no_origin_has_carried_out_is_an_error(house: House) -> None:
+@pytest.mark.parametrize("order", WARM_ORDERS)
+async def test_an_order_that_no_origin_has_carried_out_is_an_error(
+    house: House, order: str
+) -> None:
     first, second = house.origins
     second.stop()
     await until(lambda: not house.link.origins[1].usable)
     says(first, {"pinned": True})
-    answer = await house.client.post("/warm/pin", json={"model": "a"})
+    answer = await house.client.post(f"/{order}", json={"model": "a"})
     done, gone = answer.json()["origins"]
     assert (answer.status_code, done["pinned"]) == (200, True)
     assert gone["error"]["code"] == "origin_unreachable"
     says(first, {"error": {"message": "no model is called 'a'", "code": "invalid_request"}}, 400)
-    answer = await house.client.post("/warm/pin", json={"model": "a"})
+    answer = await house.client.post(f"/{order}", json={"model": "a"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
     first.stop()
     await until(lambda: not house.link.origins[0].usable)
-    answer = await house.client.post("/warm/pin", json={"model": "a"})
+    answer = await house.client.post(f"/{order}", json={"model": "a"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "origin_unreachable")
 
 
