@@ -236,6 +236,26 @@ async def test_an_edge_whose_frames_wait_here_is_not_silent(
     there.connection_lost(None)
 
 
+async def test_an_edge_that_sends_only_credit_is_not_silent(house: House) -> None:
+    there, written = house.link(), Written()
+    there.connection_made(cast(asyncio.Transport, written))
+    there.data_received(encode(Hello(SCHEMA_HASH, "test")))
+    there.data_received(encode(Heartbeat(0, ready=True, patience_ms=15_000)))
+    client = await house.greeted()
+    stream = (await opened(client, 1)).stream
+    there.data_received(encode(Resume(stream), 1))
+    assert there.described()["streams"] == 1
+    now = asyncio.get_running_loop().time()
+    for seconds in range(6, 60, 6):
+        there.look(now + seconds)
+        there.data_received(encode(Credit(1), 1))
+    assert not written.aborted.is_set()
+    for seconds in range(60, 78, 6):
+        there.look(now + seconds)
+    assert written.aborted.is_set()
+    there.connection_lost(None)
+
+
 class Written:
     """A transport that keeps what is written; `stuck` is what it holds back."""
 
