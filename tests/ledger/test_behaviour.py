@@ -310,6 +310,32 @@ async def test_a_watcher_sees_each_release_and_not_after_unwatch(ledger: Ledger)
     assert woken == [1, 2, 3]
 
 
+class CountingWatcher:
+    """A watcher that counts how often it is compared with another one."""
+
+    compared = 0
+
+    def __call__(self) -> None:
+        """Do nothing."""
+
+    def __eq__(self, other: object) -> bool:
+        self.compared += 1
+        return self is other
+
+    __hash__ = object.__hash__
+
+
+async def test_a_watcher_is_added_and_removed_without_a_look_at_the_others(ledger: Ledger) -> None:
+    await ledger.create(new())
+    await ledger.info(A)
+    watchers = [CountingWatcher() for _ in range(100)]
+    for watcher in watchers:
+        ledger.watch(A, watcher)
+    for watcher in reversed(watchers):
+        ledger.unwatch(A, watcher)
+    assert sum(watcher.compared for watcher in watchers) == 0
+
+
 async def test_what_a_watcher_is_woken_for_is_at_the_tip(ledger: Ledger) -> None:
     await ledger.create(new())
     got: list[bytes] = []
