@@ -300,7 +300,8 @@ class EdgeConfig(Settings):
         if self.operator_without_key and not self.is_private:
             raise ValueError(
                 "operator_without_key: others can reach this edge, by its addresses or through"
-                " trusted_proxies; make a key instead: tailrace key add NAME --rights admin"
+                " trusted_proxies; make a key instead: tailrace key add NAME --rights admin --keys"
+                " FILE, where FILE is the setting edge.api_keys"
             )
         return self
 

@@ -26,7 +26,10 @@ FORWARDED_HEADERS = frozenset(
     )
 )
 """Header fields that proxies add, besides those that begin with `X-Forwarded`."""
-KEY_HINT = "tailrace key add NAME --rights admin"
+KEY_HINT = (
+    "tailrace key add NAME --rights admin --keys FILE, where FILE is the setting edge.api_keys"
+    " of this edge"
+)
 SETTING_HINT = (
     "set edge.operator_without_key = true if no proxy on this machine forwards requests to this"
     f" edge; or create an operator's key: {KEY_HINT}"

@@ -15,6 +15,7 @@ from starlette.routing import Route
 from typer.testing import CliRunner
 
 from tailrace.cli import app
+from tailrace.edge.access.operators import KEY_HINT
 from tailrace.edge.application import create_app
 from tailrace.edge.config import EdgeConfig, connection_limits
 from tailrace.edge.origins.origin_pool import OriginPool
@@ -379,7 +380,7 @@ def test_credentials_of_systemd_are_the_files_of_a_link(name: str) -> None:
 def commands(text: str) -> Iterator[list[str]]:
     """Find the commands of ours that the guide has a reader type."""
     for line in text.splitlines():
-        captured = re.fullmatch(r"[A-Z]+=\$\((.*)\)", line)
+        captured = re.match(r"[A-Z]+=\$\((.*)\)", line)
         words = shlex.split((captured[1] if captured else line).partition(" | ")[0], comments=True)
         if "run" in words and "docker" in words and "key" in words:
             yield ["tailrace", *words[words.index("key") :]]
@@ -396,6 +397,16 @@ def test_the_guide_has_commands_that_there_are() -> None:
         check_command(command)
     told = set(re.findall(r"TAILRACE_[A-Z_]+[A-Z]", text))
     assert told <= VARIABLES.keys()
+
+
+def test_the_page_on_the_console_and_the_hints_have_commands_that_there_are() -> None:
+    text = (ROOT / "docs" / "console.md").read_text()
+    typed = re.findall(r"^\$ (.*)$", text, re.MULTILINE)
+    found = [*commands("\n".join(typed)), *commands(KEY_HINT.partition(",")[0])]
+    assert len(found) == 2
+    for command in found:
+        assert "--keys" in command
+        check_command(command)
 
 
 def test_the_commands_of_the_guide_can_be_pasted() -> None:

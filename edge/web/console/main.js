@@ -99,7 +99,8 @@ function KeyForm({ error }) {
       <label>API key<input ref=${field} type="password" autocomplete="off" spellcheck="false" required placeholder="tr_…" /></label>
       ${why && html`<p class="bad" role="alert">${why}</p>`}
       <div class="fields"><button class="first">Open the console</button></div>
-      <p class="note">No key yet? On the edge’s machine: <code>tailrace key add ops --rights admin</code></p>
+      <p class="note">No key yet? On the edge’s machine: <code>tailrace key add ops --rights admin --keys FILE</code>,
+        where FILE is the edge’s setting <code>edge.api_keys</code></p>
     </form>
   </div>`;
 }
