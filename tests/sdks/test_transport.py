@@ -115,3 +115,16 @@ async def test_the_turns_of_a_chat_come_once_wherever_the_connection_breaks(
         assert read == {"found": turns["streams"], "connections": 2}
     assert turns["first"] == {"type": "presence", "readers": 1}
     assert turns["refused"] in (400, 404)
+
+
+@pytest.mark.parametrize("fault", ["silence", "cut"])
+async def test_a_followed_chat_notices_that_the_network_was_lost_and_is_back(
+    seen: dict[str, Any], fault: str
+) -> None:
+    woken = seen["woken"]
+    assert woken["read"][fault] == {
+        "found": woken["streams"],
+        "connections": 2,
+        "waits": 1,
+        "listens": 0,
+    }

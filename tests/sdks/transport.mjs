@@ -3,7 +3,7 @@
 
 import { TailraceChatTransport } from "../../edge/web/tailrace/ai-sdk.js";
 import { chatUrl, follow } from "../../edge/web/tailrace/chats.js";
-import { system as theSystem } from "../../edge/web/tailrace/connection.js";
+import { SILENCE_MS, system as theSystem } from "../../edge/web/tailrace/connection.js";
 import { CUT, breaking } from "../web/breaking.js";
 import { chatOf } from "./chat.mjs";
 import { aiSdk, reactChat } from "./majors.mjs";
@@ -282,15 +282,21 @@ async function followed() {
   };
 }
 
-/** The turns of a chat, whose connection is cut after each of its lines. */
-async function turns() {
-  const id = newId();
+/** Create a chat of four turns, and return the ids of their streams. */
+async function fourTurns(id) {
   const asked = { model: "adder", messages: [{ role: "user", content: "1 + 2" }], chat: id };
   const streams = [];
   for (let turn = 0; turn < 4; turn++) {
     const answer = await fetch(`${edge}/v1/generate`, { method: "POST", body: JSON.stringify(asked) });
     streams.push((await answer.json()).id);
   }
+  return streams;
+}
+
+/** The turns of a chat, whose connection is cut after each of its lines. */
+async function turns() {
+  const id = newId();
+  const streams = await fourTurns(id);
   const read = [];
   for (let cutAfter = 0; cutAfter < streams.length; cutAfter++) {
     let connections = 0;
@@ -330,7 +336,76 @@ function cutBehind(lines) {
   });
 }
 
-const cases = { cut, resumed, left, twice, early, told, followed, turns };
+/** The turns of a chat, whose connection brings nothing after the first one until it is given up.
+ * The next attempt is due in an hour, but the network comes back.
+ */
+async function woken() {
+  const id = newId();
+  const streams = await fourTurns(id);
+  const read = {};
+  for (const fault of ["silence", "cut"]) {
+    const heard = { connections: 0, waits: 0, listens: 0 };
+    let wake = () => {};
+    const faults = {};
+    const system = {
+      ...theSystem,
+      async fetch(url, init) {
+        const response = await fetch(url, init);
+        return heard.connections++ ? response : new Response(response.body.pipeThrough(silentBehind(1)));
+      },
+      setTimer(ring, ms) {
+        if (ms === SILENCE_MS) {
+          faults.silence = ring;
+          return ring;
+        }
+        heard.waits++;
+        queueMicrotask(wake);
+        return theSystem.setTimer(ring, ms);
+      },
+      clearTimer(timer) {
+        if (timer === faults.silence) delete faults.silence;
+        else theSystem.clearTimer(timer);
+      },
+      onWake(woken, cut) {
+        heard.listens++;
+        wake = woken;
+        faults.cut = cut;
+        return () => heard.listens--;
+      },
+    };
+    const abort = new AbortController();
+    const found = [];
+    const backoff = { leastMs: 3_600_000, mostMs: 3_600_000, patienceMs: 36_000_000 };
+    for await (const event of follow(chatUrl(edge, id), { system, backoff, signal: abort.signal })) {
+      if (event.type !== "turn") continue;
+      found.push(event.stream);
+      if (found.length === 1) faults[fault]();
+      if (found.length === streams.length) abort.abort();
+    }
+    read[fault] = { found, ...heard };
+  }
+  return { streams, read };
+}
+
+/** Passes on that many lines that are turns, and then nothing. */
+function silentBehind(lines) {
+  let left = lines;
+  let line = "";
+  return new TransformStream({
+    transform(chunk, controller) {
+      for (const byte of chunk) {
+        if (!left) return;
+        line += String.fromCharCode(byte);
+        controller.enqueue(new Uint8Array([byte]));
+        if (byte !== 10) continue;
+        left -= JSON.parse(line).type === "turn";
+        line = "";
+      }
+    },
+  });
+}
+
+const cases = { cut, resumed, left, twice, early, told, followed, turns, woken };
 const found = {};
 for (const [name, act] of Object.entries(cases)) found[name] = await act();
 console.log(JSON.stringify(found));

@@ -27,9 +27,9 @@ export const chatUrl = (url, chatId) => `${url}/v1/chats/${encodeURIComponent(ch
 
 /** Yield the turns of a chat as they begin, each once, and the number of readers when it changes.
  *
- * It creates the chat if there is none, reconnects when the connection breaks or is silent, and ends
- * when `signal` is aborted. It throws a TailraceError if it is refused, or if nothing has arrived
- * for the patience of `backoff`.
+ * It creates the chat if there is none, reconnects when the connection breaks or is silent or the
+ * network was lost, and ends when `signal` is aborted. It throws a TailraceError if it is refused, or
+ * if nothing has arrived for the patience of `backoff`.
  *
  * @param {string} url of the chat, such as /v1/chats/chat-1
  * @param {Options} [options]
@@ -39,27 +39,52 @@ export async function* follow(url, options = {}) {
   const { system = theSystem, signal } = options;
   const patience = new Core(0, system.random, options.backoff);
   let after = options.after;
-  while (!signal?.aborted) {
-    patience.start(system.now());
-    try {
-      const start = after === undefined ? (options.tail ? `&tail=${options.tail}` : "") : `&after=${after}`;
-      for await (const line of lines(`${url}?turns=1${start}`, url, options, system)) {
-        patience.restart(system.now());
-        if (line.type === "turn") after = line.turn;
-        if (line.type !== "ping") yield line;
+  let abort = new AbortController();
+  let endWait = () => {};
+  const cut = () => {
+    abort.abort();
+    endWait();
+  };
+  const unlisten = system.onWake(() => {
+    patience.wake(system.now());
+    endWait();
+  }, cut);
+  signal?.addEventListener("abort", cut);
+  try {
+    while (!signal?.aborted) {
+      patience.start(system.now());
+      abort = new AbortController();
+      try {
+        const start = after === undefined ? (options.tail ? `&tail=${options.tail}` : "") : `&after=${after}`;
+        for await (const line of lines(`${url}?turns=1${start}`, url, options, system, abort)) {
+          patience.restart(system.now());
+          if (line.type === "turn") after = line.turn;
+          if (line.type !== "ping") yield line;
+        }
+        throw broken("cut_short", "the body ended too early");
+      } catch (error) {
+        if (signal?.aborted) return;
+        if (error instanceof TailraceError && error.code === "beyond_end") {
+          after = undefined; // the chat was forgotten in the meantime, and begins again
+          continue;
+        }
+        patience.lost(asTailraceError(error, url), system.now());
+        if (patience.state === "failed") throw patience.fault;
+        while (patience.state === "waiting" && !signal?.aborted) {
+          const wait = (patience.due ?? 0) - system.now();
+          let timer;
+          await new Promise((resolve) => {
+            endWait = () => resolve(null);
+            timer = system.setTimer(endWait, wait);
+          });
+          system.clearTimer(timer);
+          patience.tick(system.now());
+        }
       }
-      throw broken("cut_short", "the body ended too early");
-    } catch (error) {
-      if (signal?.aborted) return;
-      if (error instanceof TailraceError && error.code === "beyond_end") {
-        after = undefined; // the chat was forgotten in the meantime, and begins again
-        continue;
-      }
-      patience.lost(asTailraceError(error, url), system.now());
-      if (patience.state === "failed") throw patience.fault;
-      const wait = (patience.due ?? 0) - system.now();
-      await new Promise((ring) => system.setTimer(() => ring(null), wait));
     }
+  } finally {
+    unlisten();
+    signal?.removeEventListener("abort", cut);
   }
 }
 
@@ -68,15 +93,14 @@ export async function* follow(url, options = {}) {
  * @param {string} chat its URL
  * @param {Options} options
  * @param {System} system
+ * @param {AbortController} abort ends the connection
  * @returns {AsyncGenerator<any, void>}
  */
-async function* lines(url, chat, options, system) {
-  const abort = new AbortController();
+async function* lines(url, chat, options, system, abort) {
   const close = () => abort.abort();
   const headers = { ...headersOf(options), Accept: "application/x-ndjson" };
   /** @param {string} target @param {string} method */
   const send = (target, method) => system.fetch(target, { method, headers, cache: "no-store", signal: abort.signal });
-  options.signal?.addEventListener("abort", close);
   let timer = system.setTimer(close, SILENCE_MS);
   try {
     let response = await send(url, "GET");
@@ -101,7 +125,6 @@ async function* lines(url, chat, options, system) {
     }
   } finally {
     system.clearTimer(timer);
-    options.signal?.removeEventListener("abort", close);
     close();
   }
 }
