@@ -19,7 +19,7 @@ from tailrace.ledger.frame import encode
 from tailrace.ledger.interface import Ledger
 from tailrace.ledger.links.transport import UNIX, listen, os_reason
 from tailrace.ledger.objects.object import ObjectRequest, ObjectResponse
-from tailrace.ledger.process.lifecycle import Stop
+from tailrace.ledger.process.lifecycle import Stop, limit_closing
 from tailrace.ledger.process.tasks import first_of
 from tailrace.ledger.telemetry.exposition import exposed
 from tailrace.ledger.telemetry.traces import Traces
@@ -73,7 +73,8 @@ async def serve(
     """Serve until `stop`, or until one of the tasks `running` or a part of the supervisor ends.
 
     The models in `several` are served, or, if it is empty, the one of `config`. The workers of
-    pipelines read other streams at the Unix socket `socket`.
+    pipelines read other streams at the Unix socket `socket`. When serving has ended, the process
+    must end soon, or `limit_closing` ends it.
     """
     own = load_classes(config.objects)
     readers = {plan.name: _reader_of(plan.config) for plan in several} or {"": _reader_of(config)}
@@ -88,7 +89,7 @@ async def serve(
         supervisor = Supervisor(
             config, retention, ledger, objects, clock, slots=slots, readers=readers, plans=several
         )
-        await supervisor.serve(running, stop, socket)
+        await supervisor.serve(running, stop, socket, closing=limit_closing)
     finally:
         await objects.close()
         await ledger.close()
@@ -207,9 +208,17 @@ class Supervisor:
         return await self._admin.answer(asked, request)
 
     async def serve(
-        self, running: Sequence[asyncio.Task[Any]], stop: Stop, socket: Path | None = None
+        self,
+        running: Sequence[asyncio.Task[Any]],
+        stop: Stop,
+        socket: Path | None = None,
+        *,
+        closing: Callable[[], None] = lambda: None,
     ) -> None:
-        """Run all parts until one of them ends, and raise its error if it failed."""
+        """Run all parts until one of them ends, and raise its error if it failed.
+
+        `closing` is called when serving has ended, before the parts are closed.
+        """
         address, credentials = self._config.link_address, self._config.link_credentials
         try:
             server = await listen(self._link, address, credentials)
@@ -243,6 +252,7 @@ class Supervisor:
                     self._failed,
                 )
         finally:
+            closing()
             self.models.close()
             server.close()
             if inner is not None:

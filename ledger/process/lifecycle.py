@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import gc
 import os
 import signal
@@ -11,6 +12,10 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+
+import structlog
+
+from tailrace.ledger.errors import EXIT_FAILED
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -25,6 +30,11 @@ streams, and pauses of 141 to 301 ms with 2,000 idle WebSockets.
 
 LAST_THREADS_S = 2.0
 """Seconds that the exit of the process waits for threads that libraries left behind."""
+
+CLOSING_S = 30.0
+"""Maximum seconds between the end of serving and the end of the process."""
+
+log = structlog.get_logger("process")
 
 
 class Stop:
@@ -60,6 +70,26 @@ def end_without_threads(status: int) -> list[str]:
     if left:
         threading.Thread(target=end, name="last-threads", daemon=True).start()
     return left
+
+
+def limit_closing() -> None:
+    """End the process CLOSING_S from now, unless it has ended by then.
+
+    A call that hangs in a thread, for example in a read of a broken disk, would otherwise keep the
+    process alive, although it serves nothing and no longer handles signals.
+    """
+
+    def end() -> None:
+        time.sleep(CLOSING_S)
+        here = threading.current_thread()
+        left = [one.name for one in threading.enumerate() if one is not here]
+        log.error("process.does_not_end", after_s=CLOSING_S, threads=left)
+        faulthandler.dump_traceback()  # says what each thread was doing
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(EXIT_FAILED)
+
+    threading.Thread(target=end, name="closing-limit", daemon=True).start()
 
 
 def boot_id() -> bytes:

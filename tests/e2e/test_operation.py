@@ -18,7 +18,7 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from tailrace.ledger.errors import EXIT_USAGE
+from tailrace.ledger.errors import EXIT_FAILED, EXIT_USAGE
 from tailrace.ledger.frame import (
     SCHEMA_HASH,
     Frame,
@@ -247,3 +247,12 @@ async def test_an_origin_ends_although_a_library_has_left_a_thread(tmp_path: Pat
         assert second.count("threads.left") == 1
     assert first.count("threads.left") == 1
     assert await first.ended() == 0
+
+
+async def test_an_origin_ends_although_a_job_hangs_in_a_thread(tmp_path: Path) -> None:
+    origin = Origin(tmp_path / "data")
+    origin.environment["TAILRACE_ORIGIN_OBJECTS"] = "tests.origin.hung_thread:Hanging"
+    async with running(origin):
+        assert await origin.stop() == EXIT_FAILED
+    said = await origin.saw("process.does_not_end")
+    assert {"hung", "MainThread"} <= set(said["threads"])
