@@ -117,6 +117,30 @@ async def test_text_comes_by_whole_sentences_and_the_setting_stays(scene: Scene)
         assert visit.faults == []
 
 
+async def test_the_demo_model_continues_a_text_past_its_end_and_others_chat(
+    scene: Scene, demo: tuple[HeldOrigin, Edge]
+) -> None:
+    _, edge = demo
+    past = "past its end, up to 600 tokens"
+    for url, model, task in (
+        (edge.url, "demo", "Continue my text"),
+        (scene.edge.url, "teller", "Chat"),
+    ):
+        async with visiting(scene.browser, url, "try") as visit:
+            page = visit.page
+            await page.get_by_role("option", name=model).wait_for(state="attached")
+            checked = page.get_by_role("radio", name=task)
+            await expect(checked).to_be_checked()
+            continues = task != "Chat"
+            await expect(page.get_by_text(past)).to_have_count(int(continues))
+            await page.get_by_text("Use this from a terminal").click()
+            assert ("ignore_eos" in await page.locator(".curl").inner_text()) == continues
+            await page.get_by_role("radio", name="Continue my text").check()
+            await expect(page.get_by_text(past)).to_be_visible()
+            assert await visit.violations() == []
+            assert visit.faults == []
+
+
 async def test_an_answer_that_runs_is_steered(scene: Scene, demo: tuple[HeldOrigin, Edge]) -> None:
     origin, edge = demo
     async with visiting(scene.browser, edge.url, "try") as visit:

@@ -229,6 +229,7 @@ function Composer({ chat, models }) {
   return html`<form class="composer" onSubmit=${send}>
     <fieldset class="choice"><legend class="hidden">Task</legend>
       ${Object.entries(MODES).map(([value, said]) => html`<label><input type="radio" name="mode" value=${value} checked=${mode === value} onChange=${change("mode")} /> ${said}</label>`)}
+      ${mode === "text" && html`<span class="note">The model is asked to write past its end, up to ${count(request.maxTokens)} tokens.</span>`}
     </fieldset>
     <label><span class="hidden">What to say</span>
       <textarea rows="2" value=${text} onInput=${(event) => setText(event.target.value)} onKeyDown=${typed} placeholder=${mode === "text" ? "The beginning of a text" : "A message"}></textarea></label>
