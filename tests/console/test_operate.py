@@ -92,6 +92,28 @@ async def test_the_pool_page_tells_of_models_and_simulates_what_was_asked_of_the
         assert asked["trace"] == "history" and asked["load_s"] is None
 
 
+async def test_the_columns_of_the_pool_and_the_ledger_are_named(
+    scene: Scene, streams: list[str]
+) -> None:
+    async def columns(page: Page, table: str) -> list[str]:
+        region = page.get_by_role("region", name=table)
+        await region.get_by_role("columnheader").first.wait_for()
+        return await region.get_by_role("columnheader").all_inner_texts()
+
+    async with visiting(scene.browser, scene.edge.tls_url, "pool") as visit:
+        models = "Model, Tier, Requests (1 h), (24 h), Cold starts, Load time, Policy, Keep until"
+        assert await columns(visit.page, "Models and their tiers") == models.split(", ")
+        workers = "Worker, State, Model, Device, Streams, Tokens, Last step, KV cache, Load time"
+        assert await columns(visit.page, "Workers") == [*workers.split(", "), "Deaths"]
+    async with visiting(scene.browser, scene.edge.tls_url, "ledger") as visit:
+        await visit.see("Database responding")
+        names = await visit.page.locator(".stats dt").all_inner_texts()
+        assert names == ["Used", "WAL", "Free on the disk", "Database responding"]
+        ended = "Stream, Ended, Reason, Model, Tokens, Took, Resumes"
+        found = await columns(visit.page, "Streams that ended recently")
+        assert found == ended.split(", ")
+
+
 async def test_a_stream_is_seen_cancelled_and_looked_up_without_reloading(scene: Scene) -> None:
     async with visiting(scene.browser, scene.edge.tls_url, "streams") as visit:
         page = visit.page

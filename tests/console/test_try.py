@@ -19,6 +19,10 @@ WAVES = 60
 WHOLE = "".join("".join(told(number)) for number in range(WAVES))
 CUT_AFTER = 60
 """Tokens before a cut that was asked for ahead."""
+POSITION_IS_STORED = """
+    () => Object.values(sessionStorage).some((stored) => /"next":[1-9]/.test(stored))
+"""
+"""The client stores every second which frames the page has."""
 SHIFTS = """
     window.shifted = [];
     new PerformanceObserver((list) => {
@@ -171,11 +175,35 @@ async def test_a_stream_outlives_a_reload_of_the_page(scene: Scene) -> None:
         page = visit.page
         await page.get_by_role("option", name="teller").wait_for(state="attached")
         await choose(page, "fetch")
-        await say(page, f"{WAVES} waves")
-        await expect(page.get_by_role("article")).to_contain_text("Wave 3")
+        await say(page, f"{3 * WAVES} waves")
+        await page.wait_for_function(POSITION_IS_STORED)
         await page.reload()
         await expect(page.locator(".events")).to_contain_text("ended: stop")
-        assert await page.get_by_role("article").inner_text() == WHOLE
+        whole = "".join("".join(told(number)) for number in range(3 * WAVES))
+        assert await page.get_by_role("article").inner_text() == whole
+        replayed = page.locator(".river .replayed")
+        assert await replayed.count() > 0  # what was shown before the reload
+        color = "at => getComputedStyle(at).stroke"
+        assert await replayed.first.evaluate(color) not in ("none", await _color_of_live(page))
+
+
+async def _color_of_live(page: Page) -> str:
+    live = page.locator(".river .live").first
+    color: str = await live.evaluate("at => getComputedStyle(at).stroke")
+    return color
+
+
+async def test_what_happened_is_in_view_on_a_small_desktop(scene: Scene) -> None:
+    size = (1280, 900)
+    async with visiting(scene.browser, scene.edge.url, "try", size=size) as visit:
+        page = visit.page
+        await page.get_by_role("option", name="teller").wait_for(state="attached")
+        await choose(page, "auto")
+        await say(page, "2 waves")
+        await expect(page.locator(".events")).to_contain_text("ended: stop")
+        card = page.locator(".card").filter(has=page.get_by_role("heading", name="What happened"))
+        await expect(card).to_be_in_viewport(ratio=1)
+        assert visit.faults == []
 
 
 async def test_the_page_can_be_left_while_it_streams_and_scrolls(scene: Scene) -> None:
