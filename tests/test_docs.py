@@ -10,6 +10,7 @@ import pytest
 
 from docs.reference_pages import PARTS, api_page, commands_page, settings_page
 from tailrace.edge.openapi.document import openapi_document
+from tailrace.ledger.sqlite.disk.schema import SCHEMA_VERSION, UPGRADED_VERSIONS
 from tests.test_house import ROOT, files_of_the_tree
 
 FENCE = re.compile(r"^ *(```|~~~)")
@@ -95,3 +96,12 @@ def test_the_reference_has_every_setting_command_and_route() -> None:
         assert f"# {command}\n" in commands
     assert "--until-eof" not in commands  # hidden
     assert [path for path in openapi_document()["paths"] if f" {path}`\n" not in api] == []
+
+
+def test_the_page_of_the_ledger_names_the_versions_of_the_layout() -> None:
+    page = " ".join((ROOT / "docs/ledger.md").read_text("utf-8").split())
+    older = " or ".join(str(version) for version in UPGRADED_VERSIONS)
+    assert f"(`PRAGMA user_version`, now {SCHEMA_VERSION})" in page
+    assert f"opens a file of version {older} brings it up to date" in page
+    assert f"Releases that know only versions {older} refuse an upgraded file" in page
+    assert f"If it is older than version {min(UPGRADED_VERSIONS)}, move it away" in page

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,9 @@ from typer.testing import CliRunner
 
 from tailrace.cli import app
 from tailrace.ledger.errors import CallerError, ConfigError
+from tailrace.origin.pool.history.recorder import HistoryRecorder
+from tailrace.origin.pool.history.schema import DAY_MS, HOT, Keeping
+from tailrace.origin.pool.history.sqlite_file import SqliteHistory
 
 SAMPLE = Path(__file__).parents[1] / "origin" / "pool" / "policies" / "samples" / "burstgpt.csv"
 
@@ -67,3 +72,37 @@ def test_what_cannot_be_is_refused(words: tuple[str, ...], says: str) -> None:
     with pytest.raises(CallerError) as caught:
         warm(*words)
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("first_ms", "shown"),
+    [
+        (None, "1 requests in a day, 0 of them cold starts"),
+        (
+            2500,
+            "1 requests in a day, 0 of them cold starts; 2,500 ms until the first frame on average",
+        ),
+    ],
+)
+def test_explain_shows_the_wait_for_the_first_frame_if_it_is_known(
+    first_ms: int | None, shown: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "history.db"
+
+    async def record() -> None:
+        recorder = HistoryRecorder(
+            lambda: SqliteHistory.open(path, 0),
+            "here",
+            Keeping(DAY_MS, 1000),
+            lambda: round(time.time() * 1e3),
+        )
+        try:
+            recorder.arrived(bytes(16), "demo", HOT)
+            recorder.served(bytes(16), first_ms, 3, "stop")
+            await recorder.flush()
+        finally:
+            if recorder.store is not None:  # its thread would keep pytest from ending
+                await recorder.store.close()
+
+    asyncio.run(record())
+    assert shown in warm("explain", "demo", "--history", str(path)).splitlines()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sqlite3
 import threading
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ from tailrace.origin.pool.history.schema import (
 from tailrace.origin.pool.history.sqlite_file import SqliteHistory
 from tailrace.origin.pool.records import PoolChoice, PoolDecision
 from tests.origin.stage import RECIPE, A, B, Stage
+from tests.test_house import ROOT
 
 pytestmark = pytest.mark.anyio
 
@@ -75,6 +77,21 @@ async def test_an_origins_requests_and_workers_are_recorded(tmp_path: Path) -> N
         (0, "demo", HOT, "it is ready"),
         (0, "demo", COLD, "ended by SIGKILL"),
     ]
+
+
+async def test_the_query_in_the_docs_reads_a_recorded_history(tmp_path: Path) -> None:
+    path = tmp_path / "history.db"
+    history = recorder_of(path)
+    try:
+        for stream, found, first_ms in ((A, HOT, 20), (B, COLD, 1500)):
+            history.arrived(stream, "demo", found)
+            history.served(stream, first_ms, 3, "stop")
+        await history.flush()
+    finally:
+        await close(history)
+    page = (ROOT / "docs" / "warm-pools.md").read_text("utf-8")
+    [query] = re.findall(r'^sqlite3 \.tailrace/history\.db "(.*)"$', page, re.MULTILINE)
+    assert statement(path, query) == [("demo", 1, 1500.0)]
 
 
 async def test_the_first_frame_of_a_cold_start_is_the_one_behind_its_notices(
