@@ -55,7 +55,8 @@ async def test_an_origin_whose_folder_is_moved_ends_and_says_so(tmp_path: Path) 
         data.rename(tmp_path / "moved")
         assert await origin.ended() == 1
         said = [str(event["message"]) for event in origin.events]
-        assert any(f"{data / 'ledger.db'} was moved or deleted" in line for line in said), said
+        assert said[-1] == "process.ended"
+        assert f"{data / 'ledger.db'} was moved or deleted" in said[-2], said
         assert not any("Traceback" in line for line in said)
     finally:
         await origin.stop()

@@ -171,6 +171,22 @@ def up_refused(data: Path, *arguments: str) -> str:
     return line
 
 
+def test_up_ends_with_the_message_about_a_damaged_ledger(tmp_path: Path) -> None:
+    file = tmp_path / "ledger.db"
+    file.write_bytes(b"no database " * 1000)
+    result = subprocess.run(
+        [sys.executable, "-m", "tailrace.cli", "up", "--data", str(tmp_path), *ANY_PORTS],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_S,
+    )
+    assert result.returncode != 0
+    *_, launcher, last = result.stderr.splitlines()
+    assert launcher == "error: the origin ended with exit code 2"
+    assert f"{file}: file is not a database" in last
+
+
 def test_up_in_front_of_a_server_cuts_and_resumes_a_sample_of_it(tmp_path: Path) -> None:
     with tailrace_up(tmp_path / "server", "--no-sample", *ANY_PORTS) as (_, server):
         url = f"{server['http']}/v1"
