@@ -36,11 +36,14 @@ CHAT = {"model": "demo", "messages": MESSAGES, "max_tokens": 8, "stream": True}
 LONG_TOKENS = 400
 """More than are generated before a first text has been seen and a cancel has come."""
 SSE, FRAMES = {"Accept": "text/event-stream"}, {"Accept": "application/vnd.tailrace.frames"}
+LINES = {"Accept": "application/x-ndjson"}
 CHAT_ID = "a-chat-before"
 TURN = {"id": "1", "role": "user", "parts": [{"type": "text", "text": "Once upon a time"}]}
 LIVE_ROUTES: dict[str, tuple[str, str, dict[str, str], dict[str, Any] | None]] = {
     "events": ("POST", "/v1/generate", SSE, PROMPT),
     "frames": ("POST", "/v1/generate", FRAMES, PROMPT),
+    "lines": ("POST", "/v1/generate", LINES, PROMPT),
+    "lines again": ("GET", "/v1/generate/{id}", LINES, None),
     "events of two": ("POST", "/v1/generate", SSE, PROMPT | {"n": 2}),
     "events again": ("GET", "/v1/generate/{id}", SSE, None),
     "frames again": ("GET", "/v1/generate/{id}", FRAMES, None),
@@ -53,6 +56,10 @@ LIVE_ROUTES: dict[str, tuple[str, str, dict[str, str], dict[str, Any] | None]] =
         {"model": "demo", "input": "Once", "max_output_tokens": 8, "stream": True},
     ),
     "response again": ("GET", "/v1/responses/resp_{id}?stream=true", {}, None),
+    "message": (
+        *("POST", "/v1/messages", {"Anthropic-Version": "2023-06-01"}),
+        {"model": "demo", "messages": MESSAGES, "max_tokens": 8, "stream": True},
+    ),
     "AI SDK": ("POST", "/api/chat", {}, {"id": "c", "model": "demo", "messages": [TURN]}),
     "AI SDK again": ("GET", f"/api/chat/{CHAT_ID}/stream", {}, None),
     "prompts": ("POST", "/v1/completions", {}, PROMPT | {"stream": True, "prompt": ["a", "b"]}),
@@ -115,6 +122,23 @@ async def test_every_live_answer_asks_proxies_to_pass_it_on_at_once(
         assert said["cache-control"].endswith("stale-while-revalidate=300, no-transform")
     else:
         assert said["cache-control"].removeprefix("no-cache, ") == "no-store, no-transform"
+
+
+@pytest.mark.parametrize("accept", [SSE, LINES], ids=["events", "lines"])
+@pytest.mark.parametrize("query", ["", "?turns=1"], ids=["tokens", "turns"])
+async def test_a_followed_chat_asks_for_it_too(
+    place: Place, accept: dict[str, str], query: str
+) -> None:
+    """It has no end, which curl would wait for."""
+    url = f"{place.edge.url}/v1/chats/{CHAT_ID}{query}"
+    async with (
+        httpx.AsyncClient(timeout=TIMEOUT) as client,
+        client.stream("GET", url, headers=accept) as answer,
+    ):
+        said = answer.headers
+    assert answer.status_code == 200
+    assert (said["x-accel-buffering"], said["incremental"]) == ("no", "?1")
+    assert said["cache-control"].removeprefix("no-cache, ") == "no-store, no-transform"
 
 
 async def test_what_is_not_live_says_nothing_to_proxies(place: Place) -> None:
