@@ -299,20 +299,29 @@ async def test_requests_count_until_the_origin_answers_although_the_client_detac
         assert origin.received == [Cancel(STREAM)] * 3
 
 
+RESUME = encode(Resume(STREAM, credit=1), 1)
+
+
+@asynccontextmanager
+async def two_streams_at_most(served: Served, **headers: str) -> AsyncIterator[StreamError]:
+    """Hold two streams of a client on two connections, and yield the error of its third stream."""
+    async with (
+        Peer.connected(served, HELLO + RESUME, **headers) as first,
+        Peer.connected(served, HELLO + RESUME, **headers) as second,
+    ):
+        for peer in (first, second):
+            await opened(peer)
+        async with Peer.connected(served, HELLO + RESUME, **headers) as third:
+            [(corr, error)] = await until_errors(third, 1)
+            assert (corr, error.code, error.status) == (1, "too_many_streams", 429)
+        yield error
+
+
 async def test_an_address_has_its_share_of_requests_over_all_of_its_connections() -> None:
     behind = {"trusted_proxies": ["127.0.0.1"], "max_streams_per_address": 2}
     one, other = "192.0.2.1", "192.0.2.2"
-    resume = encode(Resume(STREAM, credit=1), 1)
     async with ScriptedOrigin(9).listening() as origin, serving(origin, **behind) as served:
-        async with (
-            Peer.connected(served, HELLO + resume, X_Forwarded_For=one) as first,
-            Peer.connected(served, HELLO + resume, X_Forwarded_For=one) as second,
-        ):
-            for peer in (first, second):
-                await opened(peer)
-            async with Peer.connected(served, HELLO + resume, X_Forwarded_For=one) as third:
-                [(corr, error)] = await until_errors(third, 1)
-                assert (corr, error.code, error.status) == (1, "too_many_streams", 429)
+        async with two_streams_at_most(served, X_Forwarded_For=one):
             for path in (f"/v1/generate/{STREAM.hex()}", "/v1/stream/a"):
                 for address, status in ((one, 429), (other, 200)):
                     async with Client.connected(served) as client:
@@ -322,7 +331,7 @@ async def test_an_address_has_its_share_of_requests_over_all_of_its_connections(
                         told = f"X-Forwarded-For: {address}\r\n\r\n"
                         await client.send((head + view + told).encode())
                         assert (await client.answer()).status == status, (path, address)
-        async with Peer.connected(served, HELLO + resume, X_Forwarded_For=one) as again:
+        async with Peer.connected(served, HELLO + RESUME, X_Forwarded_For=one) as again:
             await opened(again)
 
 
@@ -332,29 +341,20 @@ OTHER_KEY_ID, OTHER_KEY = make_key(lambda count: b"\x08" * count)
 async def test_a_tenant_has_its_share_of_requests_over_all_of_its_connections() -> None:
     other_key = api_key(id=OTHER_KEY_ID, tenant="bolt", sha256=digest_of(OTHER_KEY))
     acme, bolt = f"Bearer {KEY_OF_ACME}", f"Bearer {OTHER_KEY}"
-    resume = encode(Resume(STREAM, credit=1), 1)
     async with (
         ScriptedOrigin(9).listening() as origin,
         serving(origin, max_streams_per_tenant=2) as served,
     ):
         served.context.rules.authenticator.ring = KeyRing([api_key(), other_key], {})
-        async with (
-            Peer.connected(served, HELLO + resume, Authorization=acme) as first,
-            Peer.connected(served, HELLO + resume, Authorization=acme) as second,
-        ):
-            for peer in (first, second):
-                await opened(peer)
-            async with Peer.connected(served, HELLO + resume, Authorization=acme) as third:
-                [(corr, error)] = await until_errors(third, 1)
-                assert (corr, error.code, error.status) == (1, "too_many_streams", 429)
-                assert "edge.max_streams_per_tenant" in str(error.hint)
+        async with two_streams_at_most(served, Authorization=acme) as refused:
+            assert "edge.max_streams_per_tenant" in str(refused.hint)
             for key, status in ((acme, 429), (bolt, 200)):
                 async with Client.connected(served) as client:
                     path = f"/v1/generate/{STREAM.hex()}"
                     head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: {key}\r\n"
                     await client.send((head + "Accept: text/event-stream\r\n\r\n").encode())
                     assert (await client.answer()).status == status, key
-        async with Peer.connected(served, HELLO + resume, Authorization=acme) as again:
+        async with Peer.connected(served, HELLO + RESUME, Authorization=acme) as again:
             await opened(again)
 
 
