@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -49,14 +50,34 @@ def supervised(kept: list[Results], seconds: float, *parts: Part) -> Results:
 
 def test_what_a_part_has_found_is_kept_however_it_ends_and_the_next_begins() -> None:
     kept: list[Results] = []
-    parts = [Part(name, 2.0) for name in (*DIES, "fine")]
-    results = supervised(kept, 60, *parts)
+    parts = [Part(name, 2.0 if name == "endless" else 60.0) for name in (*DIES, "fine")]
+    results = supervised(kept, 200, *parts)
     assert results["us"] == dict.fromkeys((*DIES, "fine"), 1.5)
     assert set(results["failed_parts"]) == set(DIES)
     assert results["failed_parts"]["killed"] == "SIGKILL"
     assert results["failed_parts"]["failing"].endswith("RuntimeError: no such kernel")
     assert results["failed_parts"]["endless"] == "killed after 2 s"
     assert kept[0] == {"us": {"killed": 1.5}}, "kept when it came"
+
+
+def test_a_part_that_is_killed_is_late_however_soon_its_end_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reported = threading.Event()
+    kill = subprocess.Popen.kill
+
+    def return_after_the_report(child: subprocess.Popen[str]) -> None:
+        kill(child)
+        assert reported.wait(60)
+
+    def keep(results: Results) -> None:
+        if "failed_parts" in results:
+            reported.set()
+
+    monkeypatch.setattr(subprocess.Popen, "kill", return_after_the_report)
+    supervisor = Supervisor(lambda name: [sys.executable, "-c", DIES[name]], keep, 60)
+    supervisor.run([Part("endless", 0.1)])
+    assert supervisor.results["failed_parts"] == {"endless": "killed after 0 s"}
 
 
 def test_a_part_for_which_no_time_is_left_is_named() -> None:

@@ -76,11 +76,17 @@ class Supervisor:
 
     def _child(self, part: Part, seconds: float) -> str | None:
         """Run a part to its end; return what went wrong with it."""
+        late = threading.Event()
         with subprocess.Popen(
             self.command(part.name), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as child:
             errors: deque[str] = deque(maxlen=ERROR_LINES)
-            timer = threading.Timer(seconds, child.kill)
+
+            def kill() -> None:
+                late.set()  # before the kill, because this thread may go on only after the end
+                child.kill()
+
+            timer = threading.Timer(seconds, kill)
             reader = threading.Thread(target=_read, args=(child, errors))
             timer.start()
             reader.start()
@@ -88,12 +94,11 @@ class Supervisor:
             for line in child.stdout:
                 self._take(line)
             status = child.wait()
-            late = not timer.is_alive()
             timer.cancel()
             reader.join()
         if status == 0:
             return None
-        if late:
+        if late.is_set():
             return f"killed after {seconds:.0f} s"
         end = signal.Signals(-status).name if status < 0 else f"exit status {status}"
         return "\n".join([end, *errors])
