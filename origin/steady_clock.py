@@ -60,6 +60,7 @@ class SteadyClock:
         self._up_ms = uptime_ms
         self._uptime = uptime_ms()
         self._now = system_ms()
+        self._behind = 0
         self._may_leap = MAX_LEAP_MS
         if before is not None and before.uptime_ms <= self._uptime:
             self._now, self._uptime, self._may_leap = before.now_ms, before.uptime_ms, 0
@@ -71,12 +72,14 @@ class SteadyClock:
         leap = min(system - self._now - passed, self._may_leap)
         self._may_leap -= max(0, leap)
         self._now += passed + leap
+        self._behind = system - self._now
         return self._now
 
     @property
     def behind_ms(self) -> int:
         """Milliseconds that this clock still has to catch up after a step ahead."""
-        return self._system_ms() - self()
+        self()
+        return self._behind
 
 
 class KeptClock(SteadyClock):

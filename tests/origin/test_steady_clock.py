@@ -81,6 +81,17 @@ def test_without_a_step_or_with_a_small_one_it_is_the_systems_clock(
         assert clock.behind_ms == 0
 
 
+def test_time_that_passes_while_it_is_read_is_no_step() -> None:
+    machine = Machine()
+
+    def system_ms() -> int:
+        machine.pass_ms(1)
+        return machine.system
+
+    clock = SteadyClock(system_ms, machine.uptime_ms)
+    assert [clock.behind_ms for _ in range(3)] == [0, 0, 0]
+
+
 def test_a_step_ahead_is_followed_slowly_and_one_back_at_once() -> None:
     machine = Machine()
     clock = machine.clock()
