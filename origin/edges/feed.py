@@ -51,13 +51,13 @@ class Feed:
         corr: int,
         window: Window,
         ledger: Ledger,
-        readers: Readers | None = None,
+        readers: Readers,
         *,
         follow: bool = True,
     ) -> None:
         self._window = window
         self._follow = follow
-        self._readers = readers or Readers()
+        self._readers = readers
         self._reads = False  # True while the reader is counted in `readers`
         self._was_at_tip = False
         self._outlet = outlet

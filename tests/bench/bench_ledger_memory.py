@@ -32,6 +32,7 @@ from tailrace.ledger.frame import Durability, Sampling  # noqa: E402
 from tailrace.ledger.interface import Append, NewStream, Record  # noqa: E402
 from tailrace.ledger.sqlite.ledger import SqliteLedger  # noqa: E402
 from tailrace.origin.edges.feed import Feed  # noqa: E402
+from tailrace.origin.generations.presence import Readers  # noqa: E402
 from tailrace.origin.generations.recipe import Recipe, packed_ids  # noqa: E402
 from tests.bench.bench_ledger_ours import TOKEN_ID, TTL_S, now_ms, stream_id  # noqa: E402
 from tests.bench.bench_ledger_work import frame  # noqa: E402
@@ -77,10 +78,10 @@ class Memory:
 
 async def watched(ledger: SqliteLedger) -> list[Feed]:
     """Idle streams, each with a subscriber that has all of it and waits for more."""
-    feeds = []
+    feeds, readers = [], Readers()
     for streams in _groups():
         await _fill(ledger, streams)
-        feeds += [_attach(ledger, stream) for stream in streams]
+        feeds += [_attach(ledger, stream, readers) for stream in streams]
     return feeds
 
 
@@ -93,9 +94,9 @@ async def idle(ledger: SqliteLedger) -> list[Feed]:
 
 async def subscriber(ledger: SqliteLedger) -> list[Feed]:
     """Return `STREAMS` subscribers, all of one stream."""
-    stream = stream_id(0)
+    stream, readers = stream_id(0), Readers()
     await _fill(ledger, [stream])
-    return [_attach(ledger, stream) for _ in range(STREAMS)]
+    return [_attach(ledger, stream, readers) for _ in range(STREAMS)]
 
 
 CASES: dict[str, Callable[[SqliteLedger], Awaitable[list[Feed]]]] = {
@@ -180,8 +181,8 @@ def _recipe() -> str:
     ).model_dump_json()
 
 
-def _attach(ledger: SqliteLedger, stream: bytes) -> Feed:
-    feed = Feed(Nowhere(), 1, Window.starting(0, CREDIT), ledger)
+def _attach(ledger: SqliteLedger, stream: bytes, readers: Readers) -> Feed:
+    feed = Feed(Nowhere(), 1, Window.starting(0, CREDIT), ledger, readers)
     feed.attach(stream, FRAMES)
     return feed
 

@@ -18,6 +18,7 @@ from tailrace.ledger.frame import (
     with_corr,
 )
 from tailrace.origin.edges.feed import Feed
+from tailrace.origin.generations.presence import Readers
 from tests.ledger.simulation.simulated_life import Life
 from tests.ledger.simulation.simulated_world import Reader, require
 
@@ -59,7 +60,7 @@ class Connection:
         self._credit = self._random.choice((1, 2, 50))
         follow = self._random.random() < 0.8
         window = Window.starting(reader.next, self._credit)
-        self._feed = Feed(self, CORR, window, life.ledger, follow=follow)
+        self._feed = Feed(self, CORR, window, life.ledger, Readers(), follow=follow)
 
     async def serve(self, stream: bytes, released: int) -> None:
         """Until the feed closes it, or patience ends."""

@@ -33,6 +33,7 @@ from tailrace.ledger.sqlite.disk.file import SqliteFile
 from tailrace.ledger.sqlite.ledger import SqliteLedger
 from tailrace.ledger.sqlite.retention import RetentionSettings
 from tailrace.origin.edges.feed import Feed
+from tailrace.origin.generations.presence import Readers
 from tailrace.origin.generations.takeover import find
 from tests.ledger.backends import Clock, opened_file
 from tests.ledger.sqlite.faulty_vfs import Disk, FaultyVfs
@@ -210,7 +211,7 @@ async def test_a_reader_of_a_rotten_stream_is_told_so(path: Path) -> None:
     rot(path, ROTTEN, 0)
     async with opened_file(path) as ledger:
         outlet = Outlet()
-        feed = Feed(outlet, 7, Window.starting(0, 100), ledger)
+        feed = Feed(outlet, 7, Window.starting(0, 100), ledger, Readers())
         feed.attach(ROTTEN, (await ledger.info(ROTTEN)).next_index)
         await outlet.done.wait()
         corr, error = decode(outlet.sent[-1])
