@@ -167,7 +167,7 @@ def _record(index: int) -> Record:
 
 
 def _recipe() -> str:
-    """Return what a stream with a short prompt is continued from: about 400 bytes."""
+    """Return what a stream with a short prompt is continued from: about 770 bytes."""
     return Recipe(
         model="demo",
         fingerprint="0" * 64,
